@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import warnings
@@ -359,6 +360,86 @@ except SystemExit: print({"torch", "pandas", "matplotlib", "sklearn"} & set(sys.
         assert said[-1] == "set()", done.stderr
         for name in ("verify",) if group else ("train", "export-domainbed", "report", "data"):
             assert any(line.startswith(f"│ {name} ") for line in said), name
+
+
+def help_of(*command):
+    """The help of a command at 80 columns."""
+    from typer.testing import CliRunner
+
+    from hmoe_repro.cli.app import app
+
+    shown = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "80", "TERM": "dumb"})
+    assert shown.exit_code == 0, shown.output
+    return shown.output
+
+
+def all_commands():
+    """Words that call a command -> the command, of every command."""
+    from typer.main import get_command
+
+    from hmoe_repro.cli.app import app
+
+    found = {}
+    for name, command in get_command(app).commands.items():
+        for sub, inner in getattr(command, "commands", {"": command}).items():
+            found[(name, sub) if sub else (name,)] = inner
+    return found
+
+
+def test_help_lists_the_commands_in_groups():
+    from hmoe_repro.cli.app import GROUPS
+
+    titles = re.findall(r"^╭─ (.+?) ─+╮$", help_of(), re.M)
+    assert titles == ["Options", *GROUPS]
+    shown = re.findall(r"^│ ([a-z][a-z-]+)  ", help_of(), re.M)
+    assert shown == [name for names in GROUPS.values() for name in names]
+    assert {words[0] for words in all_commands()} == set(shown)
+    assert "--install-completion" in help_of()
+
+
+@pytest.mark.parametrize("words", all_commands(), ids=" ".join)
+def test_every_command_has_an_example_that_it_takes(words):
+    example = all_commands()[words].epilog.removeprefix("Example:\n")
+    lines = example.replace("\\\n", " ").splitlines()
+    assert 1 <= len(example.splitlines()) <= 2
+    assert all(len(line) <= 78 for line in example.splitlines())  # on one line of the help
+    for line in lines:
+        called = shlex.split(line)
+        assert called[: len(words) + 1] == ["hmoe", *words]
+        all_commands()[words].make_context(line, called[len(words) + 1 :])
+    shown = [line.strip() for line in help_of(*words).splitlines()]
+    assert all(line.strip() in shown for line in example.splitlines())
+
+
+@pytest.mark.parametrize("words", all_commands(), ids=" ".join)
+def test_help_of_long_commands_has_panels_and_no_option_is_cut(words):
+    from hmoe_repro.cli.options import MANY_OPTIONS, PANEL_OF
+
+    shown = help_of(*words)
+    flags = re.findall(r"--[a-z0-9-]+", shown)
+    command = all_commands()[words]
+    options = [p for p in command.params if p.param_type_name == "option"]
+    for param in options:
+        assert set(param.opts) <= set(flags), param.name
+    assert "…" not in shown
+    titles = set(re.findall(r"^╭─ (.+?) ─+╮$", shown, re.M)) - {"Arguments"}
+    if len(options) + 1 >= MANY_OPTIONS:
+        assert titles == {PANEL_OF[param.name] for param in options} | {"Help"}
+    else:
+        assert titles == {"Options"}
+
+
+def test_the_shell_completes_commands():
+    environment = os.environ | {
+        "_HMOE_COMPLETE": "complete_bash",
+        "COMP_WORDS": "hmoe disc",
+        "COMP_CWORD": "1",
+    }
+    code = "import sys; sys.argv[0] = 'hmoe'; from hmoe_repro.cli.app import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
+    assert done.stdout.split() == ["discover"], done.stderr
 
 
 MINE = """

@@ -1,10 +1,11 @@
 """DMG's tables: views of records, masks on every domain, published rows; numbers by hand."""
 
+import pandas as pd
 import pytest
 
 from hmoe_repro.algorithms import get_algorithm
 from hmoe_repro.algorithms.hparams import merge_hparams
-from hmoe_repro.analysis.published import mode_lines
+from hmoe_repro.analysis.published import mode_lines, own_trainings, with_paper_column
 from hmoe_repro.analysis.results import frame_of
 from hmoe_repro.analysis.tables import accuracy_table, in_domain_view, only_modes
 from hmoe_repro.networks.registry import network_options
@@ -80,15 +81,15 @@ def test_modes_are_compared_within_one_model():
     "The seeds lie ten times as far apart as the modes, and the pairs do not see it."
     places = ("on the target", "on training domains")
     outside, inside = mode_lines(several(mask_ens=0.004), "mask-ens", *places)
-    said = "MASK-ENS − PRED-ENS on the target (small_cnn): +0.9 (95 % CI +0.9 to +0.9) points"
+    said = "On the target, MASK-ENS minus PRED-ENS is +0.9 (95 % CI +0.9 to +0.9) points"
     assert outside.startswith(said)
-    assert "significant (6 models, 3 seeds)" in outside
-    assert inside.startswith("MASK-ENS − PRED-ENS on training domains (small_cnn): +0.9")
+    assert "significant (small_cnn, 6 models, 3 seeds)" in outside
+    assert inside.startswith("On training domains, MASK-ENS minus PRED-ENS is +0.9")
     (known,) = mode_lines(several(kd=-0.02), "kd", "on the training domains")
-    assert known.startswith("KD − PRED-ENS on the training domains (small_cnn): -1.5 (95 % CI -1.5")
+    assert known.startswith("On the training domains, KD minus PRED-ENS is -1.5 (95 % CI -1.5")
     assert mode_lines(several(mask_ens=0.1), "kd", "on the training domains") == []
     equal, _ = mode_lines(several(mask_ens=-0.005), "mask-ens", *places)
-    assert "points, undecided (6 models" in equal
+    assert "points, undecided (small_cnn, 6 models" in equal
     assert "significant" not in equal
 
 
@@ -146,3 +147,21 @@ def test_the_papers_baselines_train_alexnet_with_its_dropout_and_dmg_without(nam
             network,
             algorithm,
         )
+
+
+def test_the_papers_numbers_beside_ours_are_its_own_training_with_the_closest_network():
+    frame = several().assign(network="image_cnn")
+    numbers = own_trainings("DMG Table 2", frame)
+    ours = pd.DataFrame({"algorithm": ["DMG", "SWAD"], "mode": ["pred-ens", "default"]})
+    ours["Average"] = "70.0 ± 0.1"
+    beside = with_paper_column(ours, numbers, True)
+    assert list(beside) == ["algorithm", "mode", "Average", "paper (other protocol)"]
+    assert beside["paper (other protocol)"].tolist() == [
+        "73.3",
+        "–",
+    ]  # AlexNet's, not a mean of networks
+    several_networks = own_trainings(
+        "DMG Table 2", pd.DataFrame({"network": ["alexnet", "resnet50"]})
+    )
+    by_network = pd.concat([ours[:1]] * 2).assign(network=["resnet50", "alexnet"])
+    assert with_paper_column(by_network, several_networks, False).paper.tolist() == ["83.4", "73.3"]

@@ -277,13 +277,13 @@ def test_the_gain_of_the_right_mask_by_hand():
     assert gains.trained.all()
     # a mean of 1 with a standard error of 1 / sqrt(3), and 4.30 of them
     assert own_mask_line(gains) == (
-        "Own mask − mean of the others on a training domain, points: "
-        "+1.00 (95 % CI -1.48 to +3.48), undecided (3 runs, 3 trial seeds)."
+        "A domain's own mask differs from the mean of the others on that domain by "
+        "+1.00 (95 % CI -1.48 to +3.48) points, undecided (3 runs, 3 trial seeds)."
     )
     wide = framed(*(run("photo", s, 0.1, own=0.94 + s / 100) for s in range(3)))
     line = own_mask_line(own_mask_gain(wide))
-    assert "+15.00 (95 % CI +12.52 to +17.48), significant" in line
-    assert "(one seed) (1 runs" in own_mask_line(gains[:1])
+    assert "+15.00 (95 % CI +12.52 to +17.48) points, significant" in line
+    assert "(one seed) points (1 runs" in own_mask_line(gains[:1])
     assert own_mask_line(gains[:0]).startswith("No verdict on masks")
 
 
@@ -314,25 +314,25 @@ def test_a_change_is_paired_and_has_its_own_variance():
     assert (table.high - table["mean"]).tolist() == pytest.approx(half.tolist(), rel=1e-4)
     assert table.significant.tolist() == [False, True]
     assert set(table.pairs) == {6}
-    line = change_line(table.reset_index(), "On the target, points", "lambda_o")
+    line = change_line(table.reset_index(), "Accuracy", "that at 0", "lambda_o")
     assert line == (
-        "On the target, points: Significant at lambda_o = 1: -2.0 (95 % CI -3.1 to -0.9). "
-        "Undecided at lambda_o = 0.1: +0.1 (95 % CI -0.0 to +0.2)."
+        "Accuracy differs significantly from that at 0, at lambda_o = 1: -2.0 (95 % CI -3.1 to "
+        "-0.9). It is undecided at lambda_o = 0.1: +0.1 (95 % CI -0.0 to +0.2)."
     )
     alone = weight_changes(others[others.trial_seed == 0], "out_of_domain", base)
-    assert "by lambda_o: 0.1: +0.0 (one seed); 1: -2.0 (one seed)." in change_line(
-        alone, "x", "lambda_o"
-    )
+    line = change_line(alone, "x", "y", "lambda_o")
+    assert line.startswith("x has no verdict from one seed.")
+    assert "by 0.1: +0.0 (one seed); 1: -2.0 (one seed)." in line
     none = weight_changes(others, "out_of_domain", base.assign(trial_seed=base.trial_seed + 9))
-    assert "no two runs pair" in change_line(none, "x", "lambda_o")
+    assert "no two runs pair" in change_line(none, "x", "y", "lambda_o")
 
 
 def test_masks_that_all_keep_everything_do_not_differ():
     apart = overlap_line(framed(*(spread(run("photo", s, 0.1, APART)) for s in range(2))))
-    assert apart.startswith("Masks differ: mean IoU 0.79 (95 % CI 0.79 to 0.79;")
+    assert apart.startswith("Masks of two domains differ: their mean IoU is 0.79 (95 % CI 0.79")
     assert "keeps 71 % of the neurons (2 runs)" in apart
     same = overlap_line(framed(*(run("photo", s, 0.1) for s in range(2))))
-    assert same.startswith("Masks are not shown to differ")
+    assert same.startswith("Masks of two domains are not shown to differ")
     assert overlap_line(framed()) == "No verdict on the masks: no complete run has any."
 
 
@@ -455,16 +455,17 @@ MADE = {
 SAID = {
     "dmg_fig3": (
         "lambda_o = 1: -2.0 (95 % CI -2.0 to -2.0)",
-        "IoU of the masks against lambda_o = 0: Significant at lambda_o = 1: -0.21",
-        "Own mask − mean of the others, points: Significant at lambda_o = 0: +10.0",
+        "The IoU of two masks differs significantly from that at lambda_o = 0, at lambda_o = 1: "
+        "-0.21",
+        "significantly from the mean under the others, at lambda_o = 0: +10.0",
     ),
-    "dmg_fig4": ("mean IoU 1.00", "| 48.70 |", "Masks are not shown to differ"),
+    "dmg_fig4": ("mean IoU is 1.00", "| 48.70 |", "Masks of two domains are not shown to differ"),
     "dmg_fig5": (
-        "(last) against lambda_o = 0: Significant at lambda_o = 1: -0.56",
+        "(last) differs significantly from that at lambda_o = 0, at lambda_o = 1: -0.56",
         "not run: 1e-05",
     ),
     "dmg_fig6": (
-        "Significant at lambda_s = 1: -2.0 (95 % CI -2.0 to -2.0)",
+        "differs significantly from that of DMG with lambda_o = 0.1, at lambda_s = 1: -2.0",
         "Sparse masks: at no weight",
     ),
 }

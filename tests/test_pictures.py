@@ -1,14 +1,24 @@
-"""Every page shows its pictures right under its answer, however it is made."""
+"""Every page shows its pictures right under its answer, however it is made. Pictures are wide, have
+few colours, and no letter too small to read."""
 
+import dataclasses
+import json
 import re
 
 import matplotlib.pyplot as plt
 import nbformat
+import numpy as np
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from notebooks import page_functions
+from PIL import Image
+from test_claims import on_benchmarks
 
+from hmoe_repro.analysis.claims import VERDICTS
+from hmoe_repro.analysis.plotting import MIN_POINTS, MIN_WIDTH, save_figure, small_texts
 from hmoe_repro.core.files import repo_root
-from hmoe_repro.report.page import Page
+from hmoe_repro.core.style import use_style
+from hmoe_repro.report.page import Page, add_finding
 from hmoe_repro.report.render import PICTURES, files_of, page_texts, render, show_pictures
 
 PROFILES = sorted(folder.name for folder in (repo_root() / "figures").iterdir())
@@ -178,3 +188,142 @@ def test_a_page_in_a_temporary_folder_links_nothing(monkeypatch):
     page.figure(plt.figure())
     assert not shown.links()
     plt.close("all")
+
+
+# Files
+
+
+@pytest.mark.parametrize("inches", [2.0, 4.2, 9.0])
+def test_a_picture_is_wide_enough_and_has_few_colours(tmp_path, inches):
+    "Also one with thousands of colours, of which white, black and a rare colour stay."
+    use_style()
+    figure, (left, right) = plt.subplots(1, 2, figsize=(inches, 1.5))
+    ramp = np.linspace(0, 1, 64)
+    photo = np.stack([*np.meshgrid(ramp, ramp), np.full((64, 64), 0.5)], axis=-1)
+    left.imshow(photo)
+    right.plot([0, 1], [0, 1], color="#D55E00", lw=0.8)
+    save_figure(figure, tmp_path, "picture")
+    plt.close(figure)
+    with Image.open(tmp_path / "picture.png") as picture:
+        assert MIN_WIDTH <= picture.width < 1.4 * max(MIN_WIDTH, 150 * inches)
+        colours = np.array([colour for _, colour in picture.convert("RGB").getcolors(256)])
+        corner = picture.convert("RGB").getpixel((1, 1))
+    assert corner == (255, 255, 255)
+    for wanted in ((255, 255, 255), (0, 0, 0), (213, 94, 0)):
+        assert np.abs(colours - wanted).max(axis=1).min() <= 12, wanted
+
+
+def test_the_palette_of_a_picture_costs_less_than_its_pixels(tmp_path):
+    "At 1,200 pixels it weighs less than the same drawing had before, at 150 dpi in all colours."
+    use_style()
+    figure, axis = plt.subplots(figsize=(7, 4))
+    axis.plot(np.sin(np.arange(200) / 9), label="a curve")
+    axis.legend()
+    save_figure(figure, tmp_path, "few")
+    figure.savefig(tmp_path / "all.png", dpi=150)
+    plt.close(figure)
+    sizes = [(tmp_path / name).stat().st_size for name in ("few.png", "all.png")]
+    assert sizes[0] < sizes[1]
+
+
+# Letters
+
+
+SIZES = re.compile(
+    r"(?:font|label|title|title_font)_?size\"?[=:]\s*([\d.]+)|set_fontsize\(([\d.]+)\)"
+)
+TEXT_SIZES = re.compile(r"(?:annotate|text|titles|title|label)\(.*\bsize=([\d.]+)")
+
+
+def written_sizes(source):
+    "The sizes of letters, in points, that a cell names."
+    found = [a or b for a, b in SIZES.findall(source)]
+    return [float(size) for size in found + TEXT_SIZES.findall(source)]
+
+
+def test_written_sizes_are_found():
+    assert written_sizes("axis.legend(fontsize=5); text.set_fontsize(7)") == [5, 7]
+    assert written_sizes('annot_kws={"fontsize": 7.5}, **x') == [7.5]
+    assert written_sizes('axis.annotate(word, (x, y), size=7, va="center")') == [7]
+    assert written_sizes("ax.tick_params(labelsize=6), sns.swarmplot(x, size=3)") == [6]
+
+
+def test_no_picture_of_a_page_asks_for_letters_below_8_points():
+    small = []
+    for folder in ("paper", "07_analysis", "08_report"):
+        for path in sorted((repo_root() / "nbs" / folder).glob("*.ipynb")):
+            for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+                source = "".join(cell["source"])
+                if cell["id"] == "check-small-texts":
+                    continue
+                sizes = written_sizes(source) if cell["cell_type"] == "code" else []
+                small += [(path.stem, cell["id"], size) for size in sizes if size < MIN_POINTS]
+    assert not small
+
+
+def test_the_style_has_no_letters_below_8_points():
+    use_style()
+    figure, axis = plt.subplots()
+    axis.plot([0, 1], label="a curve")
+    axis.set(xlabel="x", ylabel="y", title="title")
+    axis.legend(title="legend")
+    figure.suptitle("a finding")
+    assert not small_texts(figure)
+    axis.text(0.5, 0.5, "tiny", fontsize=7.9)
+    axis.text(0.5, 0.5, "hidden", fontsize=5, visible=False)
+    assert small_texts(figure) == ["tiny"]
+    plt.close(figure)
+
+
+# Pictures of pages
+
+
+def test_the_picture_of_claims_has_a_square_for_each_and_rows_for_those_in_points():
+    page = page_functions("claims")
+    use_style()
+    larger = on_benchmarks((3, 1), (2, 1))
+    results = [dataclasses.replace(larger, verdict=verdict) for verdict in VERDICTS]
+    ours = dataclasses.replace(larger, claim=dataclasses.replace(larger.claim, ours=True))
+    score = dataclasses.replace(larger, evidence=dataclasses.replace(larger.evidence, unit="NMI"))
+    figure = page.claims_picture([*results, ours, score])
+    squares, forest = figure.axes
+    letters = [text.get_text() for text in squares.texts if len(text.get_text()) == 1]
+    assert letters == ["S", "S", "C", "M", "?", "P", "N", "S"]
+    titles = [text.get_text() for text in squares.texts if len(text.get_text()) > 1]
+    assert titles == ["HMOE: 7 claims", "this project: 1 claim"]
+    colours = {patch.get_facecolor() for patch in squares.patches}
+    assert len(squares.patches) == 8
+    assert len(colours) == len(VERDICTS)
+    assert len(forest.get_yticks()) == 7  # all but the score
+    legend = [text.get_text() for text in figure.legends[0].texts]
+    assert legend[0] == "S  supported: 3"
+    assert len(legend) == len(VERDICTS)
+    assert figure.get_suptitle() == "Of the papers' 7 claims, 2 are supported and 1 contradicted"
+    assert not small_texts(figure)
+    width, height = figure.get_size_inches() * 150
+    assert width <= 1400
+    assert height <= 1000
+    plt.close(figure)
+    assert page.claims_picture([score]) is None
+
+
+def test_a_legend_stays_above_the_caption_when_a_picture_is_saved(tmp_path):
+    figure, axis = plt.subplots(figsize=(4, 2), layout="constrained")
+    axis.plot([0, 1], label="a line")
+    legend = figure.legend(loc="outside lower center")
+    boxes = []
+    draw = legend.draw
+
+    def recording(renderer):
+        boxes.append((legend.get_window_extent(renderer), axis.get_tightbbox(renderer)))
+        if len(figure.texts):
+            boxes[-1] += (figure.texts[-1].get_window_extent(renderer),)
+        draw(renderer)
+
+    legend.draw = recording
+    add_finding(figure, "A finding", "a caption")
+    save_figure(figure, tmp_path, "page")
+    of_legend, of_axis, of_caption = boxes[-1]
+    assert of_caption.y1 < of_legend.y0
+    assert of_legend.y1 < of_axis.y0
+    plt.close(figure)

@@ -57,6 +57,24 @@ def test_a_caption_says_where_settings_have_different_numbers_of_seeds():
     assert caption(fewer[fewer.algorithm == "ERM"]).endswith(" updates, 2 seeds")
 
 
+@pytest.mark.parametrize(
+    "steps, datasets, start",
+    [
+        ([300], ["PACS"], "PACS, reduced: 300 updates"),
+        ([411, 1519], ["PACS", "VLCS"], "PACS and VLCS, reduced: 411 or 1,519 updates"),
+        ([564, 411, 519], ["VLCS", "SVIRO", "PACS"], "PACS and 2 others, reduced: 411 to 564 upd"),
+    ],
+)
+def test_a_caption_lists_two_values_at_most(steps, datasets, start):
+    rows = [
+        {"algorithm": "ERM", "network": "n", "test_domain": "a", "trial_seed": 0}
+        | {"dataset": name, "steps": number}
+        for number in steps
+        for name in datasets
+    ]
+    assert caption(pd.DataFrame(rows)).startswith(start)
+
+
 def test_a_relative_store_starts_at_the_root(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert study_file("quick-toy", "results") == repo_root() / "results" / "quick-toy.jsonl"

@@ -8,12 +8,16 @@ import shlex
 import subprocess
 from urllib.parse import unquote
 
+import pandas as pd
 import pytest
 from PIL import Image
 
 from hmoe_repro.algorithms import algorithm_names
+from hmoe_repro.analysis.claims import read_claims
+from hmoe_repro.analysis.tables import paper_numbers
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import repo_root
+from hmoe_repro.core.toml import package_toml
 from hmoe_repro.report import readme
 from hmoe_repro.report.readme import PAGES_WITH_BLOCKS, README_PROFILES, fill_blocks, readme_blocks
 
@@ -161,11 +165,46 @@ def test_the_readme_says_what_to_type():
 def test_the_counts_of_the_readme_are_those_of_its_tables():
     text = README.read_text(encoding="utf-8")
     assert f"| {len(algorithm_names())}, including all 34 of DomainBed |" in text
-    rows = re.findall(r"^\| (?:HMOE|GMoE|DMG) .*", readme.status_table(), re.M)
-    full = [row for row in rows if "| full" in row]
-    assert f"Of {len(rows)} figures and tables" in text
+    scores = readme.scorecard()
+    full = [score for score in scores if score.status.startswith("full")]
+    assert f"Of {len(scores)} figures and tables" in text
     assert f"**{len(full)} full**" in text
-    assert f"| {len(full)} of {len(rows)} figures and tables, none |" in text
+    assert f"| {len(full)} of {len(scores)} figures and tables, none |" in text
+    judged = [score for score in scores if score.verdict]
+    assert f"Claims of {len(judged)} of them were judged" in text
+
+
+def test_the_scorecard_says_what_its_pages_say():
+    """Number and verdict of a row are those of `verdicts.csv`, for the benchmark of the page."""
+    verdicts = pd.read_csv(repo_root() / "figures" / "quick" / "verdicts.csv")
+    claims = {claim.short: claim for claim in read_claims()}
+    for score in readme.scorecard():
+        if not score.verdict:
+            assert not score.ours, score.artefact
+            continue
+        rows = verdicts[(verdicts.claim == claims[score.claim].key)]
+        assert score.verdict in set(rows.verdict), score.artefact
+        number = re.search(r"[-+]?\d[\d.]*", score.ours)[0]
+        of_rates = {str(round(row.estimate * row.runs / 100)) for row in rows.itertuples()}
+        of_values = {f"{row.estimate:.2f}" for row in rows.itertuples()}
+        of_values |= {f"{row.estimate:.1f}" for row in rows.itertuples()}
+        assert number.lstrip("+") in of_rates | of_values, score.artefact
+
+
+def test_numbers_that_the_scorecard_quotes_are_the_papers():
+    said = {name: number for name, (_, number) in package_toml("pages.toml")["said"].items()}
+    for dataset, item in (("VLCS", 6), ("OfficeHome", 8), ("TerraIncognita", 9)):
+        numbers = paper_numbers(artefact="HMOE Table 1", dataset=dataset)
+        own = numbers[(numbers.algorithm == "HMOE-DN") & (numbers["mode"] == "mix")].value
+        gain = own.iloc[0] - numbers[numbers.algorithm == "ERM"].value.iloc[0]
+        assert said[f"HMOE Table {item}"] == f"{gain:+.1f} points"
+    fmow = paper_numbers(artefact="GMoE WILDS", dataset="WILDSFMoW").set_index("algorithm").value
+    assert said["GMoE wild data"] == f"{fmow['GMoE'] - fmow['ERM-ViT']:+.1f} points"
+    pacs = paper_numbers(artefact="GMoE Table 15", dataset="PACS").set_index("algorithm").value
+    assert said["GMoE Table 15"] == f"{pacs['GMoE'] - pacs['ERM']:+.1f} points"
+    masks = paper_numbers(artefact="DMG Table 1", test_domain="average", network="resnet18")
+    masks = masks.drop_duplicates("algorithm").set_index("algorithm").value
+    assert said["DMG Table 1"] == f"{masks['DMG'] - masks['Aggregate']:+.1f} points"
 
 
 def numbers_in(row):

@@ -13,6 +13,7 @@ from statsmodels.formula.api import ols
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.weightstats import DescrStatsW
 
+from hmoe_repro.analysis.plotting import small_texts
 from hmoe_repro.analysis.results import frame_of, results
 from hmoe_repro.analysis.statistics import (
     accuracy_verdict,
@@ -21,7 +22,9 @@ from hmoe_repro.analysis.statistics import (
     contrast_text,
     contrasts,
     effect_lines,
+    forest_note,
     forest_plot,
+    forest_rows,
     gain_words,
     holm,
     interquartile_mean,
@@ -370,28 +373,103 @@ def test_one_seed_decides_nothing_and_one_algorithm_has_no_contrast():
 
 def test_the_table_of_contrasts_has_every_row_and_its_domains():
     table = contrast_table(three()).set_index(["algorithm", "mode"])
-    assert [*table.columns] == ["difference", "low", "high", "p_holm", "ahead", *DOMAINS]
+    assert [*table.columns] == ["Average", "low", "high", "p_holm", "ahead", *DOMAINS]
     assert table.loc[("CORAL", "default"), "ahead"] == "12 of 12"
     assert len(table) == 5
-    np.testing.assert_allclose(table[list(DOMAINS)].mean(axis=1), table.difference)
+    np.testing.assert_allclose(table[list(DOMAINS)].mean(axis=1), table.Average)
 
 
-def test_a_forest_has_a_row_for_each_contrast_filled_where_it_is_significant():
+def drawn_points(axis):
+    "Row -> its point in a panel, for points within the panel."
+    dots = [line for line in axis.lines if line.get_marker() == "o"]
+    return {
+        round(float(y)): (float(x), dot.get_markerfacecolor() != "white")
+        for dot in dots
+        for x, y in zip(dot.get_xdata(), dot.get_ydata())
+    }
+
+
+def test_a_forest_has_the_average_first_and_its_rows_sorted_by_effect():
     table = contrasts(three())
     figure = forest_plot(table, undertrained=[("MMD", "default")])
     axes = {axis.get_title(): axis for axis in figure.axes}
-    assert [*axes] == [*DOMAINS, "Average"]
-    names = ["CORAL", "MMD †", "HMOE-DN MIX", "HMOE-DN MAX", "HMOE-DN OOD"]
-    assert [t.get_text() for t in axes[DOMAINS[0]].get_yticklabels()] == names
-    average = table[table.test_domain == "Average"]
-    dots = [line for line in axes["Average"].lines if line.get_marker() == "o"]
-    drawn = {float(dot.get_ydata()[0]): dot for dot in dots}
+    assert [*axes] == ["Average", *DOMAINS]
+    assert axes["Average"].get_position().width > 2 * axes[DOMAINS[0]].get_position().width
+    names = ["CORAL", "MMD †", "HMOE-DN OOD", "HMOE-DN MAX", "HMOE-DN MIX"]
+    assert [t.get_text() for t in axes["Average"].get_yticklabels()] == names
+    average = table[table.test_domain == "Average"].sort_values("difference", ascending=False)
+    points = drawn_points(axes["Average"])
+    assert set(points) == set(range(5))
     for at, row in enumerate(average.itertuples()):
-        if at in drawn:
-            assert drawn[at].get_xdata()[0] == pytest.approx(row.difference)
-            assert (drawn[at].get_markerfacecolor() != "white") == row.significant
-    assert drawn
-    assert len({axis.get_xlim() for axis in figure.axes}) == 1
+        assert points[at] == (pytest.approx(row.difference), row.significant)
+    assert len({axes[domain].get_xlim() for domain in DOMAINS}) == 1
+    assert not small_texts(figure)
+    plt.close(figure)
+
+
+def invented_contrasts(effects, half=3.0, significant=()):
+    "Contrasts on two test domains and on average, of algorithms with the effects given."
+    rows = []
+    for name, effect in effects.items():
+        for domain in ("ink", "oil", "Average"):
+            numbers = (effect, effect - half, effect + half, name in significant)
+            rows.append((name, "default", domain, *numbers))
+    columns = ["algorithm", "mode", "test_domain", "difference", "low", "high", "significant"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def test_a_long_forest_keeps_the_papers_methods_the_significant_rows_and_both_ends():
+    effects = {f"other {k}": k - 20.0 for k in range(40)}
+    effects |= {"HMOE-DN": 0.1, "GMoE": 0.2, "DMG": 0.3}
+    table = invented_contrasts(effects, significant=("other 19", "other 21"))
+    rows = [algorithm for algorithm, _ in forest_rows(table)]
+    kept = {"HMOE-DN", "GMoE", "DMG", "other 19", "other 21"}
+    ends = {f"other {k}" for k in [*range(7), *range(32, 40)]}
+    assert len(rows) == 20
+    assert set(rows) == kept | ends
+    assert rows == sorted(rows, key=effects.get, reverse=True)
+    assert forest_note(table) == "20 of 43 rows; the rest in the table"
+    figure = forest_plot(table)
+    assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == rows
+    plt.close(figure)
+    few = table[table.algorithm.isin(rows)]
+    assert len(forest_rows(few)) == 20
+    assert forest_note(few) == ""
+
+
+@pytest.mark.parametrize("far", [1, 2])
+def test_a_few_rows_far_away_leave_room_for_the_intervals_of_all_others(far):
+    effects = {f"near {k}": k - 5.0 for k in range(10)} | {f"far {k}": -52.0 for k in range(far)}
+    figure = forest_plot(invented_contrasts(effects))
+    axis = figure.axes[0]
+    low, high = axis.get_xlim()
+    assert -52 < low < -8
+    assert high > 7
+    assert high - low < 20
+    triangles = [line for line in axis.lines if line.get_marker() == "<"]
+    assert sum(len(line.get_xdata()) for line in triangles) == far
+    written = [text.get_text() for text in axis.texts if text.get_text()]
+    assert written == ["-52"] * far
+    assert not [text for text in axis.texts if not text.get_text()]  # no interval ends in an arrow
+    plt.close(figure)
+
+
+def test_a_forest_of_one_test_domain_has_one_panel_and_one_seed_no_interval():
+    table = invented_contrasts({"CORAL": 1.0, "MMD": -1.0})
+    table = table[table.test_domain != "oil"].assign(low=math.nan, high=math.nan)
+    figure = forest_plot(table)
+    assert [axis.get_title() for axis in figure.axes] == ["ink"]
+    assert set(drawn_points(figure.axes[0])) == {0, 1}
+    plt.close(figure)
+
+
+def test_rows_of_a_forest_take_the_colours_of_a_column():
+    table = invented_contrasts({"CORAL": 1.0, "MMD": -1.0})
+    table["block"] = table.algorithm.map({"CORAL": "labels", "MMD": "none"})
+    figure = forest_plot(table, hue="block", palette={"labels": "#E69F00", "none": "#0072B2"})
+    dots = [line for line in figure.axes[0].lines if line.get_marker() == "o"]
+    assert [dot.get_color() for dot in dots] == ["#E69F00", "#0072B2"]
+    assert [text.get_text() for text in figure.legends[0].texts] == ["labels", "none"]
     plt.close(figure)
 
 

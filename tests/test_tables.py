@@ -41,7 +41,7 @@ def test_cells_are_the_means_and_errors_of_the_protocol(miniature):
 
 def test_the_table_says_what_is_missing(miniature):
     table = accuracy_table(miniature).set_index(["algorithm", "mode"])
-    assert list(table.columns) == ["photo", "sketch", AVERAGE]
+    assert list(table.columns) == [AVERAGE, "photo", "sketch"]
     assert list(table.index) == [("ERM", "default"), ("HMOE-DN", "mix"), ("HMOE-DN", "max")]
     assert table.loc[("ERM", "default"), "photo"] == "60.0 ± 5.8"
     assert table.loc[("HMOE-DN", "mix"), "sketch"] == "85.0 (1/3)"
@@ -76,7 +76,7 @@ def test_one_seed_has_no_standard_error():
         invented.measured("ERM", "sketch", 0, default=0.7),
     ]
     frame = frame_of(runs)
-    assert accuracy_table(frame).loc[0].tolist() == ["ERM", "default", "50.0", "70.0", "60.0"]
+    assert accuracy_table(frame).loc[0].tolist() == ["ERM", "default", "60.0", "50.0", "70.0"]
     assert "one trial seed: no standard errors" in table_notes(frame)
 
 

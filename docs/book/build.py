@@ -84,6 +84,9 @@ def commands_page() -> str:
     group = typer.main.get_command(app)
     text = get_docs_for_click(obj=group, ctx=typer.Context(group, info_name="hmoe"), name="hmoe")
     text = re.sub(r"^(#+) `(.*)`$", r"\1 \2", text, flags=re.M).replace("```console", "```text")
+    text = re.sub(
+        r"^Example:\n((?:\S.*\n|  .*\n)+)", r"Example:\n\n```sh\n\1```\n", text, flags=re.M
+    )
     parts = re.split(r"(```.*?```|`[^`]*`)", text, flags=re.S)
     parts[::2] = [re.sub(r"([<$\[])", r"\\\1", part) for part in parts[::2]]
     return "".join(["# Every command", *parts]).replace("# hmoe\n", "\n", 1)

@@ -54,6 +54,9 @@ def as_paragraphs(text: str) -> list[str]:
         if block.lstrip().startswith(">>>"):
             lines += [line.strip() for line in block.splitlines()] + [""]
             continue
+        if block.startswith("Example:\n"):
+            lines += ["Example::", "", *block.splitlines()[1:], ""]
+            continue
         block = escaped(block)
         drawn = re.search(r"^(\s+\S|- |\d\. )", block, re.M)
         lines += [("| " if drawn else "") + line.strip() for line in block.splitlines()] + [""]

@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['POINTS', 'RUNS', 'CORRELATION', 'SUPPORTED', 'CONTRADICTED', 'MIXED', 'UNDECIDED', 'NEEDS_SCALE', 'UNTESTABLE',
-           'VERDICTS', 'PLANNED', 'RETROSPECTIVE', 'LOOKED', 'MEASURES', 'TOGETHER', 'Evidence', 'Rule', 'make_rule',
-           'seeds_to_decide', 'Claim', 'Origin', 'Part', 'ClaimResult', 'unit_of', 'read_claims', 'run_scores',
-           'nearest_domain', 'toy_rows', 'claim_frame', 'claim_frames', 'meets', 'rows_where', 'contrast_measure',
-           'mean_measure', 'rate_measure', 'equivalence_measure', 'correlation_measure', 'pool_evidence',
-           'evaluate_claim', 'evaluate_claims', 'part_text', 'reason', 'page_link', 'claims_table', 'claims_markdown',
-           'count_line', 'verdicts_table', 'claims_answer']
+           'VERDICTS', 'SHORT_WORDS', 'QUOTE_WORDS', 'FINDING_FIELDS', 'PLANNED', 'RETROSPECTIVE', 'LOOKED', 'MEASURES',
+           'TOGETHER', 'Evidence', 'Rule', 'make_rule', 'seeds_to_decide', 'Claim', 'Origin', 'Part', 'ClaimResult',
+           'unit_of', 'finding_fields', 'check_claim_words', 'read_claims', 'run_scores', 'nearest_domain', 'toy_rows',
+           'claim_frame', 'claim_frames', 'meets', 'rows_where', 'contrast_measure', 'mean_measure', 'rate_measure',
+           'equivalence_measure', 'correlation_measure', 'pool_evidence', 'evaluate_claim', 'evaluate_claims',
+           'part_text', 'reason', 'page_link', 'claims_table', 'claims_markdown', 'count_line', 'verdicts_table',
+           'claims_answer']
 
 # %% ../../nbs/07_analysis/15_claims.ipynb #imports
 import functools
@@ -17,6 +18,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from string import Formatter
 from typing import NamedTuple
 
 import numpy as np
@@ -168,6 +170,7 @@ class Rule(NamedTuple):
         margin: the smallest difference that matters; NaN: the rule is about no difference.
         equivalence: whether the rule is about equivalence, which is supported by the interval
             of 90 %.
+        size: the size of a difference that the paper states; 0: none.
     """
 
     text: str
@@ -176,6 +179,7 @@ class Rule(NamedTuple):
     beyond: tuple[float, float]
     margin: float = math.nan
     equivalence: bool = False
+    size: float = 0.0
 
     def judge(self, evidence: Evidence) -> str:
         """Return SUPPORTED, CONTRADICTED or UNDECIDED, by the interval alone."""
@@ -211,6 +215,7 @@ def _larger(number: float, margin: float) -> Rule:
         between=(0, math.inf),
         beyond=(math.inf, least),
         margin=margin,
+        size=number,
     )
 
 
@@ -223,6 +228,7 @@ def _smaller(number: float, margin: float) -> Rule:
         between=(-math.inf, 0),
         beyond=(-least, -math.inf),
         margin=margin,
+        size=number,
     )
 
 
@@ -341,6 +347,11 @@ def seeds_to_decide(rule: Rule, evidence: Evidence, most: int = 1000) -> int | N
     return None
 
 # %% ../../nbs/07_analysis/15_claims.ipynb #def-claim
+SHORT_WORDS = 10
+QUOTE_WORDS = 30
+FINDING_FIELDS = ("gap", "more", "higher", "value", "rate", "benchmark")
+
+
 @dataclass(frozen=True)
 class Claim:
     """A claim of a paper, as `claims.toml` states it.
@@ -349,6 +360,11 @@ class Claim:
         paper: the paper.
         key: short name.
         text: the claim in a sentence.
+        short: the claim in at most `SHORT_WORDS` words.
+        quote: the paper's own words, at most `QUOTE_WORDS`; '': a finding of this project.
+        paper_number: what the paper reports, with its unit ('+1.5 points'); '': no number.
+        finding: template of what was found, with fields of `FINDING_FIELDS`, for
+            `analysis.answers`.
         section: section of the paper.
         page: the page that shows it (as 'quick/digits_fig5').
         measure: name in `MEASURES`; '': it was not measured.
@@ -371,6 +387,10 @@ class Claim:
     paper: str
     key: str
     text: str
+    short: str = ""
+    quote: str = ""
+    paper_number: str = ""
+    finding: str = ""
     section: str = ""
     page: str = ""
     measure: str = ""
@@ -528,18 +548,63 @@ def _read_rule(row: dict) -> Rule:
     return make_rule(name, number, unit)
 
 
+def finding_fields(template: str) -> set[str]:
+    """Return the names of the fields of a template of a finding.
+
+    Raises:
+        HmoeError: if a brace is not closed, or a field has no name.
+
+    >>> sorted(finding_fields("on {benchmark} ARM is {gap} ERM"))
+    ['benchmark', 'gap']
+    """
+    try:
+        names = {name for _, name, _, _ in Formatter().parse(template) if name is not None}
+    except ValueError as error:
+        raise HmoeError(f"finding {template!r} is no template ({error}).") from None
+    if "" in names:
+        raise HmoeError(f"finding {template!r} has a field without a name.")
+    return names
+
+
+def check_claim_words(claim: Claim):
+    """Check the texts that pages show of a claim.
+
+    Raises:
+        HmoeError: if `short` is missing or too long, if the quote is too long or missing (or given
+            for a finding of this project), or if `finding` is missing or has an unknown field.
+    """
+    whose = f"the claim {claim.key!r}"
+    for name, most in (("short", SHORT_WORDS), ("quote", QUOTE_WORDS)):
+        words = len(getattr(claim, name).split())
+        if words > most:
+            raise HmoeError(f"{name} of {whose} has {words} words.", f"Use at most {most}.")
+    if not claim.short:
+        raise HmoeError(f"{whose} has no short.", f"Say it in at most {SHORT_WORDS} words.")
+    if claim.ours and claim.quote:
+        raise HmoeError(f"{whose} is a finding of ours and has a quote.", "Remove one of both.")
+    if not claim.ours and not claim.quote:
+        raise HmoeError(f"{whose} has no quote.", "Give the paper's words, or set ours = true.")
+    if not claim.finding:
+        raise HmoeError(f"{whose} has no finding.", "Give its template.")
+    for name in finding_fields(claim.finding):
+        check_choice(name, FINDING_FIELDS, f"field of the finding of {whose}")
+
+
 def read_claims() -> list[Claim]:
     """Read the claims of `hmoe_repro/claims.toml`.
 
     Raises:
-        HmoeError: if a measure or a rule is unknown.
+        HmoeError: if a measure or a rule is unknown, or a text is missing or too long
+            (`check_claim_words`).
     """
     claims = []
     for row in package_toml("claims.toml")["claims"]:
         if "measure" in row:
             check_choice(row["measure"], MEASURES, f"measure of the claim {row['key']!r}")
         rule = _read_rule(row) if "rule" in row else None
-        claims.append(Claim(**row | {"rule": rule}))
+        claim = Claim(**row | {"rule": rule})
+        check_claim_words(claim)
+        claims.append(claim)
     return claims
 
 # %% ../../nbs/07_analysis/15_claims.ipynb #def-scores

@@ -7,7 +7,7 @@ __all__ = ['FOUND_NMI', 'RUN', 'ALIKE', 'UNIFORM', 'confusion', 'partitions', 'f
            'domains_and_experts', 'relative_length', 'scored_runs', 'discovery_table', 'mean_gates', 'gate_similarity',
            'similarity_table', 'similarity_lines', 'collapse_scores', 'smallest_distance', 'fresh_distance',
            'gate_table', 'gate_summary', 'gate_verdict', 'counts_text', 'factor_scores', 'closest_factors',
-           'agreement_summary', 'discovery_lines', 'found_and_right', 'found_right_table']
+           'agreement_summary', 'discovery_lines', 'found_and_right', 'found_right_table', 'found_right_finding']
 
 # %% ../../nbs/07_analysis/06_clusters.ipynb #imports
 import math
@@ -585,3 +585,21 @@ def found_right_table(table: pd.DataFrame) -> pd.DataFrame:
         low, high = np.tanh(np.arctanh(r) + half_width)
         rows.append((algorithm, len(part), r, low, high))
     return pd.DataFrame(rows, columns=["algorithm", "runs", "correlation", "low", "high"])
+
+# %% ../../nbs/07_analysis/06_clusters.ipynb #def-found-right-finding
+def found_right_finding(table: pd.DataFrame, algorithm: str = "HMOE-DN") -> str:
+    """Return in words whether the runs of an algorithm that find domains are more accurate.
+
+    Args:
+        table: rows of `found_right_table`.
+        algorithm: one of its rows.
+    """
+    rows = table[(table.algorithm == algorithm) & table.correlation.notna()]
+    if rows.empty:
+        return f"Too few runs of {algorithm} to relate domains found and accuracy"
+    row = rows.iloc[0]
+    if row.low > 0:
+        return f"Runs of {algorithm} that find the domains are more accurate"
+    if row.high < 0:
+        return f"Runs of {algorithm} that find the domains are less accurate"
+    return f"Domains found and accuracy are not clearly related in {algorithm}"

@@ -472,7 +472,7 @@ def heat_map(axis, table: pd.DataFrame):
         vmax=1,
         cmap="Blues",
         cbar=False,
-        annot_kws={"fontsize": 7.5},
+        annot_kws={"fontsize": 8},
     )
     is_long = max(len(str(name)) for name in table.columns) > 4
     if is_long:

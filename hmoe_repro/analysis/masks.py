@@ -345,16 +345,20 @@ def weight_changes(
     return table.assign(significant=holm(table.p) < 0.05)
 
 
-def change_line(changes: pd.DataFrame, label: str, knob: str, decimals: int = 1) -> Line:
+def change_line(
+    changes: pd.DataFrame, label: str, reference: str, knob: str, decimals: int = 1
+) -> Line:
     """Return a line on the weights at which there is a significant change, and the others.
 
     Args:
         changes: rows of `weight_changes`.
-        label: what changes, in words.
+        label: what changes, in words, with its unit.
+        reference: what it is compared with, in words.
         knob: the hyper-parameter.
         decimals: digits after the point.
     """
-    return Line.of(str(sentences("masks.md").change_line(changes, label, knob, decimals)))
+    line = sentences("masks.md").change_line(changes, label, reference, knob, decimals)
+    return Line.of(str(line))
 
 # %% ../../nbs/07_analysis/13_masks.ipynb #def-weight-table
 _NAMES = {
@@ -476,7 +480,13 @@ def _joint_handles(axes) -> dict:
     return handle_of
 
 
-def draw_sensitivity(scores: pd.DataFrame, panels: dict[str, str], knob: str, reference=()):
+def draw_sensitivity(
+    scores: pd.DataFrame,
+    panels: dict[str, str],
+    knob: str,
+    reference=(),
+    reference_name: str = "reference",
+):
     """Draw scores against the weight of a loss, by test domain, and their mean with its interval.
 
     The mean over test domains is black, and hollow if a mask is empty.
@@ -486,6 +496,7 @@ def draw_sensitivity(scores: pd.DataFrame, panels: dict[str, str], knob: str, re
         panels: column -> title, a panel each.
         knob: the hyper-parameter, a key of `LAMBDA`.
         reference: column -> value of a dashed line.
+        reference_name: its name in the legend.
 
     Returns:
         A grid of seaborn. The panels of accuracies have the same limits.
@@ -515,9 +526,9 @@ def draw_sensitivity(scores: pd.DataFrame, panels: dict[str, str], knob: str, re
     for value, axis in grid.axes_dict.items():
         _draw_average(axis, scores, value, order)
         if value in reference:
-            axis.axhline(reference[value], color="#D62728", ls="--", lw=1.1, label="reference")
+            axis.axhline(reference[value], color="#D62728", ls="--", lw=1.1, label=reference_name)
         axis.set(title=panels[value], ylim=_panel_limits(axis, value))
     _share_limits([axis for value, axis in grid.axes_dict.items() if value in _PERCENT[:2]])
     grid.legend.remove()
-    grid.add_legend(_joint_handles(grid.axes.flat), title="test domain")
+    grid.add_legend(_joint_handles(grid.axes.flat), title="held out")
     return grid.set_axis_labels(LAMBDA[knob], "")

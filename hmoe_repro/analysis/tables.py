@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['row_name', 'complete_rows', 'in_table_order', 'run_results', 'in_domain_view', 'only_modes', 'domain_order',
-           'mean_and_error', 'cell_statistics', 'cell_text', 'frame_parts', 'accuracy_block', 'accuracy_table',
-           'table_notes', 'paper_setting', 'paper_numbers', 'published_table', 'paper_table', 'wall_time_table',
-           'narrow_results', 'selected_table', 'describe_discovery', 'search_table', 'best_hparams']
+           'mean_and_error', 'cell_statistics', 'cell_text', 'average_first', 'frame_parts', 'accuracy_block',
+           'accuracy_table', 'table_notes', 'paper_setting', 'paper_numbers', 'published_table', 'paper_table',
+           'wall_time_table', 'narrow_results', 'selected_table', 'describe_discovery', 'search_table', 'best_hparams']
 
 # %% ../../nbs/07_analysis/04_tables.ipynb #imports
 import math
@@ -194,6 +194,20 @@ def cell_text(mean: float, stderr: float, n: int, expected: int) -> str:
     return text
 
 # %% ../../nbs/07_analysis/04_tables.ipynb #def-results-table
+_AVERAGES = ("Average", "Overall", "average")  # names of the column with the mean over domains
+
+
+def average_first(columns) -> list[str]:
+    """Return names of columns with that of the average first, the others in their order.
+
+    >>> average_first(["photo", "sketch", "Average of photo, sketch"])
+    ['Average of photo, sketch', 'photo', 'sketch']
+    """
+    columns = list(columns)
+    averages = [name for name in columns if name in _AVERAGES or name.startswith("Average of ")]
+    return averages + [name for name in columns if name not in averages]
+
+
 def frame_parts(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Split a frame by data set, and by network if an algorithm has several.
 
@@ -232,9 +246,9 @@ def accuracy_block(frame: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
         frame: a frame of `results`, or of what `search.select_by_rule` chose.
 
     Returns:
-        The table, a row for each algorithm and mode (and network, if there are several) and a
-        column for each test domain and their average; for several data sets a column with the
-        average of each. An average over some of the domains of a data set says which. Then the
+        The table, a row for each algorithm and mode (and network, if there are several), the
+        average and a column for each test domain; for several data sets a column with the average
+        of each. An average over some of the domains of a data set says which. Then the
         `cell_statistics` of each part (`frame_parts`).
 
     Raises:
@@ -257,7 +271,8 @@ def accuracy_block(frame: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     index = [name for name in several if name != column] + _ROW
     table = cells.assign(cell=_texts_of_cells(cells))
     table = table.pivot(index=index, columns=column, values="cell").fillna("–")
-    table = table[list(dict.fromkeys(cells[column]))].reset_index().rename_axis(columns=None)
+    table = table[average_first(dict.fromkeys(cells[column]))]
+    table = table.reset_index().rename_axis(columns=None)
     table = in_table_order(table, index)
     domains = domain_order(rows)
     domains_of_dataset = getattr(DATASETS.get(rows.dataset.iloc[0]), "domain_names", ())
@@ -390,6 +405,8 @@ def _paper_cells(numbers: pd.DataFrame, decimals: int) -> list[str]:
 def paper_table(numbers, rows=("algorithm",), columns="dataset", decimals=1) -> pd.DataFrame:
     """Return a table of published numbers as text, '88.1 ± 0.1', in the order of the paper.
 
+    An average stands first among the numbers, as in our own tables.
+
     Args:
         numbers: rows of `paper_numbers`.
         rows: columns or settings; each combination of their values is a row.
@@ -414,7 +431,8 @@ def paper_table(numbers, rows=("algorithm",), columns="dataset", decimals=1) -> 
         )
     frame["cell"] = _paper_cells(numbers, decimals)
     table = frame.pivot_table("cell", list(rows), columns, aggfunc="first", sort=False).fillna("–")
-    return table[list(dict.fromkeys(frame[columns]))].reset_index().rename_axis(columns=None)
+    table = table[average_first(dict.fromkeys(frame[columns]))]
+    return table.reset_index().rename_axis(columns=None)
 
 # %% ../../nbs/07_analysis/04_tables.ipynb #def-cost-table
 _TIME_TITLES = {

@@ -26,7 +26,13 @@ from ..algorithms.base import SHARED_HPARAMS
 from ..algorithms.from_file import algorithm_name
 from ..algorithms.hparams import with_network
 from ..analysis.results import frame_of
-from ..analysis.statistics import accuracy_verdict, contrast_text, contrasts, forest_plot
+from hmoe_repro.analysis.statistics import (
+    accuracy_verdict,
+    contrast_text,
+    contrasts,
+    forest_note,
+    forest_plot,
+)
 from ..analysis.tables import accuracy_table, complete_rows, row_name, table_notes
 from ..analysis.writers import template, text_table
 from hmoe_repro.core.errors import (
@@ -446,11 +452,10 @@ def _forest_svg(differences: pd.DataFrame) -> str:
     if not len(differences):
         return ""
     svg = io.StringIO()
-    with plt.ioff(), plt.rc_context(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # seaborn's layout, which is replaced
+    with plt.ioff(), plt.rc_context():
         use_style()
         plt.rcParams.update({"svg.hashsalt": "", "svg.fonttype": "none"})
-        figure = forest_plot(differences).figure
+        figure = forest_plot(differences)
         figure.savefig(svg, format="svg", metadata={"Date": None})
         plt.close(figure)
     _, _, without_declaration = svg.getvalue().partition("?>")
@@ -500,6 +505,7 @@ class Comparison:
             title="Comparison of " + ", ".join(dict.fromkeys(self.frame.algorithm)),
             said=self._repr_html_(),
             picture=_forest_svg(self.contrasts),
+            rows_drawn=forest_note(self.contrasts) if len(self.contrasts) else "",
             contrasts=text_table(self.contrasts),
             runs=self.frame[[name for name in _RUN_COLUMNS if name in self.frame]].round(4),
             last=self.frame.finished.dropna().max()[:10],
@@ -527,7 +533,10 @@ def _settings_note(frame: pd.DataFrame) -> str:
 
 
 def _with_differences(table: pd.DataFrame, differences: pd.DataFrame, name: str) -> pd.DataFrame:
-    """Add the differences of averages to the baseline `name` to the table of accuracies."""
+    """Add the differences of averages to the baseline `name` to the table of accuracies.
+
+    They stand right of the average, which is the first of the numbers.
+    """
     averages = differences[differences.test_domain == "Average"]
     columns = averages[["algorithm", "mode"]].copy()
     columns[f"difference to {name} (95 % CI)"] = [
@@ -535,7 +544,12 @@ def _with_differences(table: pd.DataFrame, differences: pd.DataFrame, name: str)
     ]
     p_values = averages.p_holm.map("{:.2g}".format, na_action="ignore")
     columns["p (Holm)"] = p_values.astype(object)
-    return table.merge(columns, on=["algorithm", "mode"], how="left").fillna("–")
+    keys = ["algorithm", "mode"]
+    before = list(table)
+    after_average = before.index("mode") + 2
+    added = [column for column in columns if column not in keys]
+    table = table.merge(columns, on=keys, how="left").fillna("–")
+    return table[before[:after_average] + added + before[after_average:]]
 
 
 def compare_frame(frame: pd.DataFrame, baseline: str) -> Comparison:

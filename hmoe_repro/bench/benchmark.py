@@ -15,6 +15,7 @@ import pandas as pd
 from ..analysis.results import benchmark_file, read_benchmark
 from hmoe_repro.bench.timing import (
     Target,
+    machine_notes,
     measure,
     new_record,
     scale_of,
@@ -25,7 +26,7 @@ from ..core.devices import resolve_device
 from ..core.environment import versions
 from ..core.errors import HmoeError
 from ..core.files import sha256
-from ..report.page import PageOutput
+from ..report.page import PageOutput, folded
 from ..report.provenance import output_folder, verdict_facts
 from ..studies.artefacts import ARTEFACTS
 
@@ -153,6 +154,18 @@ class BenchPage(PageOutput):
         self.record = read_benchmark(self.source, bench.what)
         folder = output_folder(output, profile)
         super().__init__(bench.page, folder, link_pictures=bool(output))
+
+    def measured(self, scale: str, *notes: str):
+        """Say how the record was measured: its scale and the machine, then notes, folded.
+
+        Args:
+            scale: the sizes that were measured, as a sentence.
+            notes: further facts, each a line.
+        """
+        self.show("\n".join(f"- {line}" for line in (scale, *machine_notes(self.record))))
+        if notes:
+            listed = "\n".join(f"- {note}" for note in notes)
+            self.show(folded("Further notes on the measurement", listed))
 
     def verdict(self, *lines: str):
         """Write and display the verdict, and write `<name>.provenance.json`.

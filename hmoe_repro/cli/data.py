@@ -20,7 +20,11 @@ from ..core.errors import HmoeError, check_choice, printable
 
 # %% ../../nbs/11_cli/05_data.ipynb #def-list
 def data_list_command(folder: DataDirOption = None):
-    """List every data set, whether its files are available, and its terms of use."""
+    """List every data set, whether its files are here, and its terms of use.
+
+    Example:
+        hmoe data list
+    """
     from hmoe_repro.core.files import data_dir
     from hmoe_repro.data.registry import KNOWN
     from hmoe_repro.data.verify import data_inventory
@@ -38,7 +42,11 @@ def data_verify_command(
     data_dir: DataDirOption = None,
     workers: option(int, "Threads; default: one per core.", min=1, max=256) = None,
 ):
-    """Open and count every file of a data set; for MNIST, compare checksums."""
+    """Open and count every file of a data set; for MNIST, compare checksums.
+
+    Example:
+        hmoe data verify path/to/my_images
+    """
     from hmoe_repro.core.progress import Progress
     from hmoe_repro.data import verify
     from hmoe_repro.data.mnist import verify_mnist
@@ -61,10 +69,15 @@ def data_verify_command(
 def data_download_command(
     name: argument(str, "A data set of `hmoe data list`."),
     data_dir: DataDirOption = None,
-    archive: option(list[str], "Zip or tar file or its URL instead of known ones; several.") = None,
+    archive: option(list[str], "Zip or tar file, or its URL, to use instead; repeatable.") = None,
     sha256: option(list[str], "SHA-256 of each --archive, in the same order.") = None,
 ):
-    """Download a data set into the data folder, and check it."""
+    """Download a data set into the data folder, and check it.
+
+    Example:
+        hmoe data download PACS
+        hmoe data download PACS --archive PACS.zip
+    """
     from hmoe_repro.core import files
     from hmoe_repro.core.progress import Progress
     from hmoe_repro.data.download import download_dataset, prepare_given

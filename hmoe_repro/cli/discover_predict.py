@@ -49,30 +49,35 @@ def _write_findings(findings, folder, output: str) -> str:
 
 
 def discover_command(
-    folder: argument(str, "<class>/<image>, <domain>/<class>/<image> (domains score), or images."),
+    folder: argument(str, "Holds <class>/<image>, <domain>/<class>/<image>, or images."),
     output: option(str, "The page to write.", callback=options.writable_file) = "report.html",
-    labels: option(str, "CSV with columns file and domain: known domains, to compare with.") = None,
-    no_classes: option(
-        bool, "Take all images below as they are, unsorted.", "--no-classes"
-    ) = False,
-    method: option(str, "features (default where weights are installed) or hmoe.") = None,
+    labels: option(str, "CSV of file and known domain, to score the groups.") = None,
+    no_classes: option(bool, "Ignore class folders.", "--no-classes") = False,
+    method: option(str, "features (default if weights are installed) or hmoe.") = None,
     experts: option(
-        int, "Number of groups, or of experts; default: as many as are found again.", min=2, max=999
+        int, "Number of groups or experts; default: chosen by stability.", min=2, max=999
     ) = None,
-    names: option(str, "Names of the groups, with commas, the largest first.") = None,
+    names: option(str, "Names of the groups, the largest first: art,photo.") = None,
     sort_into: option(str, "Copy the images into this new folder, by group.") = None,
-    links: option(bool, "Link them there instead.", "--links") = False,
-    test_domain: option(str, "Hold out this domain instead of a fifth of each class.") = None,
-    steps: option(int, "Updates.", min=1) = None,
-    restarts: option(int, "Trainings, of which the most decided is kept.", min=1, max=99) = 3,
+    links: option(bool, "With --sort-into: link them instead.", "--links") = False,
+    test_domain: option(str, "Hold out this domain, not a fifth of each class.") = None,
+    steps: option(int, "Number of updates.", min=1) = None,
+    restarts: option(int, "Trainings; the one with the clearest gate is kept.", min=1, max=99) = 3,
     seed: options.SeedOption = 0,
-    network: option(str, "Featurizer.") = None,
-    resolution: option(int, "Pixels a side.", min=8) = None,
+    network: option(str, "Name of the network, also timm:NAME.") = None,
+    resolution: option(int, "Images are resized to this many pixels a side.", min=8) = None,
     skip_unreadable: options.SkipUnreadableOption = True,
     set_: options.SettingsOption = None,
     device: options.DeviceOption = "auto",
 ):
-    """Find domains in a folder of your own images; writes one HTML page and a table of groups."""
+    """Group the images of a folder by style, and write a page about them.
+
+    It writes one HTML page and `groups.csv`, the group of each image.
+
+    Example:
+        hmoe discover path/to/my_images
+        hmoe discover path/to/my_images --names art,photo --sort-into by_group
+    """
     print(f"reading {folder} ...", file=sys.stderr, flush=True)
     from hmoe_repro.apps import discover as app
     from hmoe_repro.apps import own_images
@@ -104,17 +109,24 @@ def discover_command(
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-predict
 def predict_command(
-    folder: argument(str, "Any folder of images; subfolders are searched. Or one image file."),
-    model: option(str, "Run (`hmoe runs` lists them), or a folder that `hmoe export` wrote."),
+    folder: argument(str, "An image file, or a folder of images with its subfolders."),
+    model: option(str, "A run of `hmoe runs`, or a folder of `hmoe export`."),
     output: option(str, "The CSV file.", callback=options.writable_file) = "predictions.csv",
-    weights: option(str, "last, or the inference mode that selected them; default: last.") = None,
+    weights: option(str, "last, or an inference mode: the weights it selected.") = None,
     mode: option(str, "Inference mode; default: the algorithm's first.") = None,
     skip_unreadable: options.SkipUnreadableOption = False,
     device: options.DeviceOption = "auto",
-    trust_code: option(bool, "Run the source kept with the run; read it.", "--trust-code") = False,
+    trust_code: option(
+        bool, "Run the code kept with the run; read it first.", "--trust-code"
+    ) = False,
 ):
-    """Write class, probability, nearest domain and gate value of each image of a folder to a CSV
-    file."""
+    """Predict the class of every image of a folder, into a CSV file.
+
+    Its columns are file, class, probability, nearest domain and gate value.
+
+    Example:
+        hmoe predict --model RUN path/to/new
+    """
     from hmoe_repro.apps.predict import load, predict_folder, predictions_csv
     from hmoe_repro.core.devices import resolve_device
     from hmoe_repro.core.files import write_atomic
@@ -130,16 +142,23 @@ def predict_command(
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-export
 def export_command(
-    run: argument(str, "Run, or the beginning of its id; `hmoe runs` lists them."),
+    run: argument(str, "A run of `hmoe runs`, or the beginning of its id."),
     format: option(str, "safetensors (for this library), torch-export or onnx.") = "safetensors",
-    output: option(str, "The folder; default: algorithm and run, here.") = None,
-    weights: option(str, "last, or the inference mode that selected them; default: last.") = None,
+    output: option(str, "The folder; default: named after algorithm and run.") = None,
+    weights: option(str, "last, or an inference mode: the weights it selected.") = None,
     mode: option(str, "Inference mode of a graph; default: the algorithm's first.") = None,
-    as_bytes: option(bool, "A graph of bytes instead of floats from 0 to 1.", "--bytes") = False,
-    trust_code: option(bool, "Run the source kept with the run; read it.", "--trust-code") = False,
+    as_bytes: option(bool, "The graph takes bytes, not floats from 0 to 1.", "--bytes") = False,
+    trust_code: option(
+        bool, "Run the code kept with the run; read it first.", "--trust-code"
+    ) = False,
 ):
-    """Write the model of a run into a folder that can be uploaded: weights or graph, config.json,
-    model card."""
+    """Write the model of a run into a folder to share.
+
+    The folder has the weights or a graph, config.json and a model card.
+
+    Example:
+        hmoe export RUN --format onnx
+    """
     from hmoe_repro.apps.export import export_model
     from hmoe_repro.apps.predict import load
 
@@ -147,5 +166,5 @@ def export_command(
     path, difference = export_model(trained, output, format, mode, as_bytes)
     size = f"{path.stat().st_size / 1e6:.1f} MB"
     print(f"{path}: {size}, differs from the library by at most {difference:.0e}")
-    print("with config.json and README.md, the model card: the folder can be uploaded as it is")
+    print("with config.json and README.md, the model card: the folder can be uploaded")
     print_written(path.parent)

@@ -63,10 +63,17 @@ def _list_artefacts():
 
 # %% ../../nbs/11_cli/02_listings.ipynb #def-list
 def list_command(
-    algorithms: option(bool, "The algorithms.", "--algorithms") = False,
-    datasets: option(bool, "The data sets.", "--datasets") = False,
+    algorithms: option(bool, "List the algorithms.", "--algorithms") = False,
+    datasets: option(bool, "List the data sets.", "--datasets") = False,
 ):
-    """List artefacts and profiles; with an option, algorithms or data sets."""
+    """List pages and profiles, or algorithms, or data sets.
+
+    A page shows a figure or table. A profile is a scale of training, such as `quick`.
+
+    Example:
+        hmoe list
+        hmoe list --algorithms
+    """
     if algorithms:
         _list_algorithms()
     elif datasets:
@@ -128,7 +135,11 @@ def _run_row(record: dict) -> list:
 
 
 def runs_command():
-    """List the runs in the store: finished, failed and damaged ones."""
+    """List the runs trained here: finished, failed and damaged.
+
+    Example:
+        hmoe runs
+    """
     import sys
 
     from hmoe_repro.training.store import RunStore

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['JobsOption', 'DeviceOption', 'DataDirOption', 'DomainBedOption', 'LogOption', 'EngineOption', 'ResumeAnywayOption',
-           'SeedOption', 'SettingsOption', 'SkipUnreadableOption', 'ArtefactsArgument', 'ArtefactsOrStudiesArgument',
+           'SeedOption', 'SettingsOption', 'SkipUnreadableOption', 'PagesArgument', 'PagesOrStudiesArgument',
            'ProfileOption', 'OnRequestOption', 'AlgorithmsOption', 'DatasetOption', 'PublishedStudyOption',
-           'WhereOption', 'FormatsOption', 'configure', 'writable_file', 'path_from_here', 'print_written', 'option',
-           'argument', 'parse_settings', 'print_table', 'print_frame', 'say']
+           'WhereOption', 'FormatsOption', 'PANEL_OF', 'MANY_OPTIONS', 'configure', 'writable_file', 'path_from_here',
+           'print_written', 'option', 'argument', 'parse_settings', 'print_table', 'print_frame', 'say']
 
 # %% ../../nbs/11_cli/01_options.ipynb #imports
 import os
@@ -83,6 +83,15 @@ def print_written(*paths):
         print(f"wrote {path_from_here(path)}", flush=True)
 
 # %% ../../nbs/11_cli/01_options.ipynb #def-option
+def _value_name(kind) -> str:
+    """Return what stands for the value of an option in a help text; a flag takes no value."""
+    if kind is bool:
+        return ""
+    if kind in (int, int | None):
+        return "N"
+    return "X" if kind is float else "TEXT"
+
+
 def option(kind, help: str, *flags: str, **more):
     """Return the annotation of an option of a command.
 
@@ -92,6 +101,7 @@ def option(kind, help: str, *flags: str, **more):
         flags: as of `typer.Option`, if they are not the name of the parameter.
         more: as of `typer.Option`.
     """
+    more.setdefault("metavar", _value_name(kind))
     return Annotated[kind, typer.Option(*flags, help=help, **more)]
 
 
@@ -106,21 +116,21 @@ def argument(kind, help: str, **more):
     return Annotated[kind, typer.Argument(help=help, **more)]
 
 # %% ../../nbs/11_cli/01_options.ipynb #options
-JobsOption = option(
-    int, "Concurrent runs; default: one per core, or four on a GPU.", min=1, max=256
-)
-DeviceOption = option(str, "auto, cpu, cuda, cuda:1, mps.")
+JobsOption = option(int, "Runs at a time; default: one per core, or four on a GPU.", min=1, max=256)
+DeviceOption = option(str, "auto, cpu, cuda, cuda:1 or mps.")
 DataDirOption = option(str, "Folder of data sets; default: HMOE_DATA, or data/.")
-DomainBedOption = option(str, "DomainBed's checkout, for domainbed:NAME.")
-LogOption = option(list[str], "tensorboard, wandb, mlflow or csv; repeat for several.")
+DomainBedOption = option(str, "Folder of a DomainBed checkout, for domainbed:NAME.")
+LogOption = option(list[str], "tensorboard, wandb, mlflow or csv; repeatable.")
 EngineOption = option(str, "local (worker processes) or ray.")
 ResumeAnywayOption = option(
     bool,
-    "Resume also where the state is of another version of PyTorch; the record says so.",
+    "Resume a run that another version of PyTorch began; the record says so.",
     "--resume-anyway",
 )
-SeedOption = option(int, "Trial seed.", min=0, max=2**32 - 1)
-SettingsOption = option(list[str], "name=value of a hyper-parameter or image option.", "--set")
+SeedOption = option(int, "Seed of the split, the weights and the batches.", min=0, max=2**32 - 1)
+SettingsOption = option(
+    list[str], "A hyper-parameter or image option; repeatable.", "--set", metavar="NAME=VALUE"
+)
 _SKIP_FLAGS = "--skip-unreadable/--no-skip-unreadable"
 SkipUnreadableOption = option(
     bool, "Leave out images that cannot be read, and list them.", _SKIP_FLAGS
@@ -151,17 +161,45 @@ def parse_settings(settings: list[str] | None, skip_unreadable: bool = False) ->
     return parsed
 
 # %% ../../nbs/11_cli/01_options.ipynb #choices
-ArtefactsArgument = argument(list[str], "Artefacts; default: all of the profile.")
-ArtefactsOrStudiesArgument = argument(
-    list[str], "Artefacts, studies, their files; default: the profile."
+PagesArgument = argument(
+    list[str], "Figures and tables (`hmoe list`); default: all of the profile.", metavar="PAGE"
+)
+PagesOrStudiesArgument = argument(
+    list[str],
+    "Figures, tables, studies or study files; default: all of the profile.",
+    metavar="PAGE|STUDY|FILE",
 )
 ProfileOption = option(str, "smoke, quick, mnist, pacs or paper; `hmoe list` describes them.")
-OnRequestOption = option(bool, "Without names: also artefacts made only on request.", "--all")
-AlgorithmsOption = option(list[str], "Only this algorithm; repeat for several.", "--algorithm")
+OnRequestOption = option(bool, "Without names: also pages made only on request.", "--all")
+AlgorithmsOption = option(list[str], "Only this algorithm; repeatable.", "--algorithm")
 DatasetOption = option(str, "Only this data set.", "--dataset")
 PublishedStudyOption = option(str, "A published study instead of the runs folder.", "--study")
-WhereOption = option(list[str], "name=value of a field or hyper-parameter of the runs; repeatable.")
-FormatsOption = option(list[str], "Also write tables as md or tex, pictures as pdf.", "--format")
+WhereOption = option(
+    list[str],
+    "Only runs with this value of a field or hyper-parameter; repeatable.",
+    metavar="NAME=VALUE",
+)
+FormatsOption = option(
+    list[str], "Also write tables as md or tex, or pictures as pdf; repeatable.", "--format"
+)
+
+# %% ../../nbs/11_cli/01_options.ipynb #def-panels
+_PANELS = {  # title -> options, by the names of their parameters
+    "What is trained": "algorithm dataset test_domains trial_seed restart network resolution set_ "
+    "hparams_seed n_hparams seed_as domainbed_compat",
+    "Which runs": "profile everything part rule where study fresh",
+    "Grouping": "labels no_classes method experts names test_domain",
+    "Training": "steps epochs checkpoint_frequency sampler protocol splits precision determinism "
+    "restarts seed",
+    "Evaluation": "evaluate measure",
+    "Files": "output sort_into links skip_unreadable",
+    "This machine": "device jobs workers engine gpus_per_run minutes data_dir domainbed log "
+    "resume_anyway",
+}
+PANEL_OF = {}  # name of a parameter -> title
+for _title, _names in _PANELS.items():
+    PANEL_OF |= dict.fromkeys(_names.split(), _title)
+MANY_OPTIONS = 10  # of a command whose help has panels
 
 # %% ../../nbs/11_cli/01_options.ipynb #def-print-table
 def print_table(title: str, columns: list[str], rows: list[list]):

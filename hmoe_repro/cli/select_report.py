@@ -13,9 +13,14 @@ from ..core.errors import check_choice, printable
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-publish
 def publish_command(
     studies: argument(list[str], "Studies, such as quick-digits."),
-    partial: option(bool, "Only complete runs, others later.", "--partial") = False,
+    partial: option(bool, "Publish the finished runs now, the rest later.", "--partial") = False,
 ):
-    """Copy finished studies from the store to `results/`."""
+    """Copy the records of finished studies into `results/`.
+
+    Example:
+        hmoe publish quick-digits
+        hmoe publish --partial paper-colored
+    """
     from hmoe_repro.report.publish import publish_studies
     from hmoe_repro.training.store import RunStore
 
@@ -24,12 +29,17 @@ def publish_command(
 
 
 def figures_command(
-    artefacts: options.ArtefactsArgument = None,
+    artefacts: options.PagesArgument = None,
     profile: options.ProfileOption = "quick",
     formats: options.FormatsOption = None,
 ):
-    """Render figures and tables from the published records; without names, every artefact whose
-    study is published."""
+    """Render figures and tables from the published records.
+
+    Without names, it renders every page whose study is published.
+
+    Example:
+        hmoe figures hmoe_fig3 --profile quick --format pdf
+    """
     from hmoe_repro.core.files import figures_dir, repo_root
     from hmoe_repro.report.readme import README_PROFILES, update_readme
     from hmoe_repro.report.render import DEFAULT_FORMATS
@@ -77,16 +87,21 @@ def _records(study, published, algorithms, dataset, settings) -> list[dict]:
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-select
 def select_command(
-    study_in_store: argument(str, "Only this study, a name or file.", metavar="[STUDY]") = None,
+    study_in_store: argument(str, "Only this study, by name or file.", metavar="[STUDY]") = None,
     algorithm: options.AlgorithmsOption = None,
     dataset: options.DatasetOption = None,
-    rule: option(str, "training-domain, leave-one-domain-out, oracle; or the study's.") = None,
-    n_hparams: option(int, "Only the trials 0 to N-1; default: all.", min=1, max=10_000) = None,
+    rule: option(str, "training-domain, leave-one-domain-out or oracle.") = None,
+    n_hparams: option(int, "Only the first N trials; default: all.", min=1, max=10_000) = None,
     study: options.PublishedStudyOption = None,
     where: options.WhereOption = None,
     output: option(str, "CSV of the selected runs.", callback=options.writable_file) = None,
 ):
-    """Print the tables of the runs by a selection rule, and name the missing runs."""
+    """Print the table of results by a selection rule, and the missing runs.
+
+    Example:
+        hmoe select docs/example_study.toml
+        hmoe select --study quick-digits --algorithm ERM
+    """
     from hmoe_repro.analysis.writers import csv_text
     from hmoe_repro.core.files import write_atomic
     from hmoe_repro.report.study_report import selected_tables
@@ -107,11 +122,15 @@ def select_command(
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-report
 def report_command(
-    study: argument(str, "A study, or its file: my_study.toml."),
+    study: argument(str, "A study, by name or file: my_study.toml."),
     output: option(str, "Folder of the page.") = "reports",
     formats: options.FormatsOption = None,
 ):
-    """Write the page of a study from its runs: table, detectable differences, curves."""
+    """Write the page of a study: table, detectable differences, curves.
+
+    Example:
+        hmoe report docs/example_study.toml
+    """
     from hmoe_repro.report.render import DEFAULT_FORMATS
     from hmoe_repro.report.study_report import report_study
 
@@ -125,11 +144,13 @@ def export_domainbed_command(
     dataset: options.DatasetOption = None,
     study: options.PublishedStudyOption = None,
     where: options.WhereOption = None,
-    as_: option(
-        str, "A data set of DomainBed under whose name its scripts read ours.", "--as"
-    ) = None,
+    as_: option(str, "Write them under this name of a DomainBed data set.", "--as") = None,
 ):
-    """Write runs as a sweep folder of DomainBed."""
+    """Write runs as a sweep folder that DomainBed's scripts read.
+
+    Example:
+        hmoe export-domainbed sweep --dataset RotatedDigits --as RotatedMNIST
+    """
     from hmoe_repro.studies.domainbed_export import DOMAINBED_DATASETS, export_domainbed
     from hmoe_repro.training.store import summary_of
 
@@ -172,14 +193,19 @@ def _benches() -> dict:
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-bench-command
 def bench_command(
     what: option(
-        str, "updates, moe, algorithms, registry, frozen, groupings (of discover), systems, sweep."
+        str, "updates, moe, algorithms, registry, frozen, groupings, systems or sweep."
     ) = "updates",
-    rounds: option(int, "Interleaved rounds.", min=3) = 7,
-    scale: option(str, "full, tiny, gpu (the paper's batch); systems: quick, tiny.") = None,
-    device: option(str, "Of algorithms alone: cpu, cuda, ...") = "cpu",
+    rounds: option(int, "How often everything is measured, in turn.", min=3) = 7,
+    scale: option(str, "full, tiny or gpu (the paper's batch); systems: quick, tiny.") = None,
+    device: option(str, "For algorithms only: cpu, cuda or another.") = "cpu",
     publish: option(bool, "Write the record to results/ and render its page.", "--publish") = False,
 ):
-    """Measure updates, experts and masks, algorithms, frozen stages, discover, systems, sweeps."""
+    """Measure time and memory on this machine.
+
+    Example:
+        hmoe bench
+        hmoe bench --what moe
+    """
     from hmoe_repro.analysis.writers import text_table
     from hmoe_repro.bench.timing import write_record
     from hmoe_repro.core.files import ensure_writable, figures_dir, results_dir, runs_dir

@@ -55,12 +55,10 @@ def run_parameters() -> list[inspect.Parameter]:
 # %% ../../nbs/11_cli/04_train.ipynb #def-train
 def train_command(
     *,
-    n_hparams: option(
-        int, "Train the trials 0 to N-1 and select among them.", min=1, max=10_000
-    ) = None,
+    n_hparams: option(int, "Train N hyper-parameter trials, select one.", min=1, max=10_000) = None,
     set_: SettingsOption = None,
     skip_unreadable: SkipUnreadableOption = False,
-    workers: option(int, "Processes that decode image files ahead.", min=0, max=256) = 0,
+    workers: option(int, "Processes that decode image files.", min=0, max=256) = 0,
     device: DeviceOption = "auto",
     data_dir: DataDirOption = None,
     domainbed: DomainBedOption = None,
@@ -68,8 +66,14 @@ def train_command(
     resume_anyway: ResumeAnywayOption = False,
     **options,
 ):
-    """Train one algorithm with one domain held out, or several hyper-parameter trials of it, and
-    print the selected accuracies."""
+    r"""Train an algorithm with one domain held out, and print its accuracies.
+
+    With `--n-hparams` it trains several hyper-parameter trials and selects one.
+
+    Example:
+        hmoe train --algorithm ERM --dataset DigitDomains --test-domain sketch \
+          --network small_cnn --steps 701
+    """
     folder = configure(data_dir, domainbed, log, resume_anyway)
     CONFIG.workers = workers or CONFIG.workers
     set_determinism(options["determinism"])  # the library is imported after this, not before
@@ -105,15 +109,21 @@ train_command.__signature__ = inspect.Signature([*run_parameters(), *_own_parame
 
 # %% ../../nbs/11_cli/04_train.ipynb #def-new-algorithm-command
 def new_algorithm_command(
-    name: argument(str, "The name of its class, such as MyLoss."),
+    name: argument(str, "Name of the class, such as MyLoss."),
     output: option(str, "The file to write; default: NAME.py.") = None,
 ):
-    """Write a file with an algorithm of your own that trains as it is."""
+    """Write a working template of your algorithm.
+
+    The file trains unchanged. Its comments say what to edit.
+
+    Example:
+        hmoe new-algorithm MyLoss --output my_loss.py
+    """
     from hmoe_repro.algorithms.from_file import new_algorithm
 
     path = output or f"{name}.py"
     new_algorithm(name, path)
     print(
-        f"{path_from_here(path)} trains as it is; its remarks say what to change, and the next "
-        "three commands."
+        f"{path_from_here(path)} is a working template. Its comments say what to edit, and which "
+        "three commands come next."
     )

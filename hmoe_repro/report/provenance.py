@@ -11,7 +11,7 @@ __all__ = ['STATUS', 'SELECTION_RULE', 'DMG_RULE', 'TOY_RULE', 'output_folder', 
 import functools
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -154,6 +154,27 @@ def changed_settings(frame: pd.DataFrame) -> list[str]:
     return texts
 
 # %% ../../nbs/08_report/01_provenance.ipynb #def-caption
+def _few(values: list, form=str) -> str:
+    """Return sorted values for a caption, two at most.
+
+    Args:
+        values: sorted numbers or names.
+        form: function that returns the text of a value.
+
+    >>> _few([411, 519]), _few([411, 519, 537])
+    ('411 or 519', '411 to 537')
+    >>> _few(["PACS", "VLCS"]), _few(["PACS", "SVIRO", "VLCS"])
+    ('PACS and VLCS', 'PACS and 2 others')
+    """
+    texts = [form(value) for value in values]
+    are_numbers = all(str(value).isdecimal() for value in values)
+    if len(values) <= 2:
+        return (" or " if are_numbers else " and ").join(texts)
+    if are_numbers:
+        return f"{texts[0]} to {texts[-1]}"
+    return f"{texts[0]} and {len(texts) - 1} others"
+
+
 _NAMES = {PIP_PACKAGE: "EfficientNet-Lite0, ImageNet-pretrained"}  # by the start of the weights
 
 
@@ -178,7 +199,7 @@ def initial_weights(frame: pd.DataFrame) -> str:
         if "hparams.frozen_stages" in part:
             numbers = part["hparams.frozen_stages"].dropna()
             frozen = {str(number).removesuffix(".0") for number in numbers if number}
-        stages = f", {' or '.join(sorted(frozen))} stages frozen" if frozen else ""
+        stages = f", {_few(sorted(frozen))} stages frozen" if frozen else ""
         texts.append(f"{_weights_in_words(name)}{stages}")
     return " and ".join(texts)
 
@@ -199,7 +220,8 @@ def caption(frame: pd.DataFrame, reduced: bool = True) -> str:
     """Return the title of a picture or table: the data and the scale of its runs.
 
     An example is 'ColoredMNIST, reduced: 200 updates, 1 seed'. For image folders it has the pixels
-    and `initial_weights`, too.
+    and `initial_weights`, too. Of more than two values it has the range or the first: '411 to 564
+    updates'.
 
     Args:
         frame: the results that are shown.
@@ -207,13 +229,12 @@ def caption(frame: pd.DataFrame, reduced: bool = True) -> str:
     """
     facts = []
     if "images" in frame and frame.images.notna().any():
-        facts.append(f"{value_list(frame, 'resolution')} pixels")
+        facts.append(f"{_few(values_of(frame, 'resolution'))} pixels")
         facts.append(initial_weights(frame))
-    steps = " or ".join(f"{number:,}" for number in values_of(frame, "steps"))
-    facts.append(f"{steps} updates")
+    facts.append(f"{_few(values_of(frame, 'steps'), '{:,}'.format)} updates")
     facts.append(_seeds(frame))
     scale = data_status(frame) if reduced else "the paper's protocol"
-    return f"{value_list(frame, 'dataset')}, {scale}: {', '.join(facts)}"
+    return f"{_few(values_of(frame, 'dataset'))}, {scale}: {', '.join(facts)}"
 
 # %% ../../nbs/08_report/01_provenance.ipynb #def-plan-words
 def plan_words(frame: pd.DataFrame) -> str:
@@ -345,6 +366,7 @@ def provenance(
     selection_rule: str = "",
     extra_studies: Sequence[str] = (),
     verdict: Sequence[str] = (),
+    claim: Mapping | None = None,
 ) -> dict:
     """Write `<artefact>.provenance.json`, the facts about a page's numbers, and return them.
 
@@ -361,10 +383,12 @@ def provenance(
         selection_rule: in words; '' for `rule_of`.
         extra_studies: further studies whose runs are in the frame; their digests are written, too.
         verdict: the lines of the verdict.
+        claim: facts about the claim that the page answers, such as its key; None for none.
     """
     frame = runs(frame)
     evidence = {
         "artefact": artefact,
+        **(claim or {"claim": None}),
         **verdict_facts(verdict),
         "profile": profile,
         "protocol": protocol_note(profile, frame),

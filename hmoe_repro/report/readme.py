@@ -5,20 +5,31 @@
 # %% auto #0
 __all__ = ['README_PROFILES', 'FULL_ELSEWHERE', 'PUBLISHED', 'TUNED', 'README_RUNS', 'MIN_NMI', 'SAME_CONTRAST',
            'PAGES_WITH_BLOCKS', 'fill_blocks', 'deviations_of', 'all_deviations', 'item_status', 'status_words',
-           'status_table', 'status_counts', 'answer_table', 'found_by_experts', 'found_by_kmeans', 'does_it_work',
-           'StatedContrast', 'comparison_table', 'class_minus_domain', 'same_contrasts', 'readme_blocks',
-           'update_readme']
+           'Score', 'scorecard', 'scorecard_table', 'status_counts', 'found_by_experts', 'found_by_kmeans',
+           'does_it_work', 'StatedContrast', 'comparison_table', 'class_minus_domain', 'same_contrasts',
+           'readme_blocks', 'update_readme']
 
 # %% ../../nbs/08_report/05_readme.ipynb #imports
 import json
 import posixpath
 import re
 import runpy
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
 
+from hmoe_repro.analysis.claims import (
+    CONTRADICTED,
+    MIXED,
+    NEEDS_SCALE,
+    SUPPORTED,
+    UNDECIDED,
+    UNTESTABLE,
+    read_claims,
+)
 from ..analysis.experts import CHOICE_PARTS, choice_rows
 from ..analysis.results import results, runs, with_omitted_defaults
 from hmoe_repro.analysis.statistics import (
@@ -33,9 +44,8 @@ from ..analysis.writers import markdown_table
 from ..core.errors import check_choice, plural
 from ..core.files import repo_root, write_atomic
 from ..core.toml import package_toml
-from .gallery import facts_of, index_entry
+from .gallery import facts_of
 from .provenance import STATUS
-from .render import files_of, page_texts
 from ..studies.artefacts import ARTEFACTS, artefact_studies
 from ..studies.study_file import read_study
 
@@ -180,46 +190,114 @@ def status_words() -> str:
     """Return the definitions of the words of `STATUS`, in one line of Markdown."""
     return "; ".join(f"**{word}**: {meaning}" for word, meaning in STATUS.items()) + "."
 
+# %% ../../nbs/08_report/05_readme.ipynb #def-scorecard
+# The profile whose page stands for a figure or table: the closest to the paper's protocol.
+_CLOSEST_FIRST = ("paper", "pacs", "mnist", "bench", "quick")
+_SAID = _PAGES["said"]  # figure or table without a claim -> what the paper says, and its number
+_MARKS = {
+    SUPPORTED: "🟩 supported",
+    CONTRADICTED: "🟥 contradicted",
+    MIXED: "🟧 mixed",
+    UNDECIDED: "⬜ undecided",
+    NEEDS_SCALE: "⬜ needs the paper's scale",
+    UNTESTABLE: "⬜ not testable here",
+}
 
-def status_table() -> str:
-    """Return a Markdown table of all figures and tables of the papers with their status.
 
-    The definitions of the words precede it. Links are relative to `docs/`.
+@dataclass(frozen=True)
+class Score:
+    """A row of the scorecard: a figure or table of a paper.
+
+    Args:
+        artefact: the figure or table, with its paper.
+        claim: what the paper says, in a few words.
+        paper_number: the paper's number; '' for none.
+        ours: our number with its interval; '' for none.
+        status: its protocol here, a word of `STATUS` or 'explained'.
+        verdict: one of `claims.VERDICTS`; '' for none.
+        links: to its pages, relative to the project.
     """
-    rows = [status_words(), "", "| | shows | status | where |", "|---|---|---|---|"]
+
+    artefact: str
+    claim: str
+    paper_number: str
+    ours: str
+    status: str
+    verdict: str
+    links: str
+
+
+def _closest_claim(pages: tuple[str, ...]) -> dict:
+    """Return the facts of the rendered page with a claim that is closest to the paper's protocol.
+
+    Without such a page they are empty.
+    """
+    rendered = _rendered_facts(pages)
+    for profile in _CLOSEST_FIRST:
+        for page in pages:
+            facts = rendered.get((profile, page), {})
+            if facts.get("claim"):
+                return facts
+    return {}
+
+
+def scorecard() -> list[Score]:
+    """Return the scorecard, a row for each figure and table of the papers."""
+    claims = {claim.key: claim for claim in read_claims()}
+    scores = []
     for paper, items in PUBLISHED.items():
         for item, (shows, *pages) in items.items():
+            artefact = f"{paper} {item}"
             status, links = item_status(tuple(pages))
-            links = links.replace("](", "](../")
-            rows.append(f"| {paper} {item} | {shows} | {status} | {links} |")
-    return "\n".join(rows)
+            facts = _closest_claim(tuple(pages))
+            claim = claims.get(facts.get("claim"))
+            said, number = _SAID.get(artefact, (shows, ""))
+            score = Score(
+                artefact=artefact,
+                claim=claim.short if claim else said,
+                paper_number=claim.paper_number if claim else number,
+                ours=facts.get("estimate", ""),
+                status=status,
+                verdict=facts.get("claim_verdict", ""),
+                links=links,
+            )
+            scores.append(score)
+    return scores
+
+
+def scorecard_table() -> str:
+    """Return the scorecard as Markdown, after the definitions of its words.
+
+    Links are relative to `docs/`.
+    """
+    lines = [status_words(), ""]
+    lines.append("| | the paper's claim | paper | ours (95 % CI) | protocol | verdict | page |")
+    lines.append("|---|---|---|---|---|---|---|")
+    for score in scorecard():
+        cells = [
+            score.artefact,
+            score.claim,
+            score.paper_number or "–",
+            score.ours or "–",
+            score.status,
+            _MARKS.get(score.verdict, "–"),
+            score.links.replace("](", "](../"),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def status_counts() -> str:
-    """Return a line that says how many figures and tables of the papers have each status."""
-    counts = dict.fromkeys([*STATUS, "explained"], 0)
-    for items in PUBLISHED.values():
-        for _, *pages in items.values():
-            status, _ = item_status(tuple(pages))
-            counts[status.partition(" (")[0]] += 1
-    numbers = ", ".join(f"**{count} {status}**" for status, count in counts.items())
-    return f"Of {sum(counts.values())} figures and tables of the three papers: {numbers}."
-
-# %% ../../nbs/08_report/05_readme.ipynb #def-findings
-def answer_table() -> str:
-    """Return, for each profile, a Markdown table of its pages and their answers.
-
-    The answer is the first sentence of a page's verdict. Links are relative to `docs/`.
-    """
-    lines = []
-    for profile in README_PROFILES:
-        folder = repo_root() / "figures" / profile
-        lines += ["", f"### {profile}", "", "| page | finding |", "|---|---|"]
-        for name, files in files_of(folder).items():
-            entry = index_entry(folder, name, files)
-            link = f"[{entry['title']}](../figures/{profile}/{name}.ipynb)"
-            lines.append(f"| {link} | {entry['answer']} |")
-    return "\n".join(lines[1:])
+    """Return how many figures and tables of the papers have each status, and each verdict."""
+    scores = scorecard()
+    statuses = Counter(score.status.partition(" (")[0] for score in scores)
+    numbers = ", ".join(f"**{statuses[word]} {word}**" for word in [*STATUS, "explained"])
+    verdicts = Counter(score.verdict for score in scores if score.verdict)
+    judged = ", ".join(f"{verdicts[word]} {_MARKS[word]}" for word in _MARKS if verdicts[word])
+    return (
+        f"Of {len(scores)} figures and tables of the three papers: {numbers}. "
+        f"Claims of {verdicts.total()} of them were judged: {judged}."
+    )
 
 # %% ../../nbs/08_report/05_readme.ipynb #def-found
 def _runs_of(study: str, query: str) -> pd.DataFrame:
@@ -503,17 +581,11 @@ def readme_blocks() -> dict[str, str]:
     """Return name -> Markdown of each generated block, from records and rendered pages."""
     blocks = {
         "deviations": all_deviations(),
-        "findings": answer_table(),
-        "status": status_table(),
+        "scorecard": scorecard_table(),
         "works": does_it_work(),
         "differences": same_contrasts(),
         "counts": status_counts(),
     }
-    for name, location in _PAGES["blocks"].items():  # such as 'quick/hmoe_fig3 summary'
-        page, _, part = location.partition(" ")
-        texts = page_texts(repo_root() / "figures" / f"{page}.ipynb")
-        _, _, artefact = page.partition("/")
-        blocks[name] = texts[f"{artefact}_{part}.md"]
     costs = wall_time_table(results(_PAGES["times"]["studies"])).groupby(["data set", "updates"])
     seconds = "median seconds a run"
     times = costs.agg(runs=("runs", "sum"), quickest_s=(seconds, "min"), slowest_s=(seconds, "max"))

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PICTURES', 'KINDS', 'DEFAULT_FORMATS', 'artefacts', 'paper_notebook', 'check_rendering', 'picture_links',
-           'show_pictures', 'tidy', 'from_root', 'hide_outside', 'files_of', 'page_texts', 'render']
+           'displayed_links', 'show_pictures', 'tidy', 'from_root', 'hide_outside', 'files_of', 'page_texts', 'render']
 
 # %% ../../nbs/08_report/03_render.ipynb #imports
 import json
@@ -77,60 +77,68 @@ def check_rendering(names=()):
 PICTURES = "page-pictures"
 
 
-def picture_links(title: str, page: str, names: list[str]) -> str:
+def picture_links(title: str, page: str, findings: Mapping[str, str]) -> str:
     """Return Markdown that shows the pictures of a page, the main one first.
-
-    The alternative text of each is the title of the page and the part that the picture shows.
 
     Args:
         title: of the page.
         page: its id.
-        names: PNG files beside it.
+        findings: PNG file beside the page -> what it shows, its alternative text; '' for the title
+            of the page and the part that the picture shows.
 
-    >>> picture_links("A curve", "curve", ["curve_per_seed.png"])
-    '![A curve: per seed](curve_per_seed.png)'
+    >>> picture_links("A curve", "curve", {"curve_per_seed.png": "", "curve.png": "It rises"})
+    '![It rises](curve.png)\\n\\n![A curve: per seed](curve_per_seed.png)'
     """
-    title = re.sub(r"[*`$\\{}\[\]]", "", title)
     links = []
-    for name in sorted(names):  # '.png' sorts before '_part.png'
+    for name in sorted(findings):  # '.png' sorts before '_part.png'
         part = name.removesuffix(".png").removeprefix(page).strip("_").replace("_", " ")
-        described = f"{title}: {part}" if part else title
+        described = findings[name] or (f"{title}: {part}" if part else title)
+        described = re.sub(r"[*`$\\{}\[\]]", "", described)
         links.append(f"![{described}]({quote(name)})")
     return "\n\n".join(links)
 
 
 def _index_of_answer(notebook) -> int:
-    """Return the index of the code cell that displays the answer, the verdict's first line.
-
-    Without a verdict it is the first cell with an output.
-    """
-    texts = notebook.metadata.get("hmoe_texts", {})
-    verdicts = [text for name, text in texts.items() if name.endswith("_verdict.md")]
-    answer = verdicts[0].partition("\n")[0].removeprefix("- ") if verdicts else ""
+    """Return the index of the code cell that displays the answer, or else the first with output."""
     with_outputs = [i for i, cell in enumerate(notebook.cells) if cell.get("outputs")]
     for i in with_outputs:
         for output in notebook.cells[i].outputs:
-            if answer in "".join(output.get("data", {}).get("text/markdown", "")):
+            text = "".join(output.get("data", {}).get("text/markdown", ""))
+            if text.startswith("**Answer.**"):
                 return i
     return with_outputs[0] if with_outputs else 0
 
 
-def show_pictures(notebook, page: str, names: list[str]):
+def displayed_links(notebook) -> str:
+    """Return the links of pictures that an executed page displays; '' without any."""
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            if PICTURES in output.get("metadata", {}):
+                return "".join(output.data["text/markdown"])
+    return ""
+
+
+def show_pictures(notebook, page: str, names: list[str], links: str = ""):
     """Insert a Markdown cell that links the pictures of an executed page, under its answer.
 
     Args:
         notebook: the page, which is changed in place; an earlier such cell is replaced.
         page: its id.
-        names: PNG files beside it.
+        names: PNG files beside it; if there are none, there is no cell.
+        links: those that the page displayed (`displayed_links`), which have its findings; '' for
+            links with its title.
     """
     from nbformat.v4 import new_markdown_cell
 
     notebook.cells = [cell for cell in notebook.cells if cell.id != PICTURES]
-    heading = re.search(r"^# (.*)$", notebook.cells[0].source, re.M)
-    links = picture_links(heading[1] if heading else page, page, names)
-    if links:
-        cell = new_markdown_cell(links, id=PICTURES)
-        notebook.cells.insert(_index_of_answer(notebook) + 1, cell)
+    if not names:
+        return
+    if not links:
+        heading = re.search(r"^# (.*)$", notebook.cells[0].source, re.M)
+        title = heading[1] if heading else page
+        links = picture_links(title, page, dict.fromkeys(names, ""))
+    cell = new_markdown_cell(links, id=PICTURES)
+    notebook.cells.insert(_index_of_answer(notebook) + 1, cell)
 
 # %% ../../nbs/08_report/03_render.ipynb #def-tidy
 def tidy(notebook, injected: dict):
@@ -267,6 +275,7 @@ def _write_page(executed: Path, page: Path, staging: Path, parameters: dict, for
     import nbformat
 
     notebook = nbformat.read(executed, 4)
+    links = displayed_links(notebook)
     tidy(notebook, {name: hide_outside(value) for name, value in parameters.items()})
     markdown = sorted(page.parent.glob("*.md"))
     texts = {path.name: path.read_text(encoding="utf-8") for path in markdown}
@@ -274,7 +283,7 @@ def _write_page(executed: Path, page: Path, staging: Path, parameters: dict, for
     pictures = []
     if "png" in formats:
         pictures = [path.name for path in page.parent.glob("*.png")]
-    show_pictures(notebook, page.stem, pictures)
+    show_pictures(notebook, page.stem, pictures, links)
     text = nbformat.writes(notebook).replace(str(staging), hide_outside(parameters["output"]))
     write_atomic(page, text + "\n")
 

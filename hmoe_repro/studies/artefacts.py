@@ -28,6 +28,7 @@ class Artefact:
         study_overrides: profile -> the study at this profile, if it has another name.
         short_title: its title in the gallery; '' for that of the page.
         named_data: titles of the data sets (`DatasetInfo.title`) that its title names.
+        claims: the keys of the claims in `claims.toml` that it answers, the headline first.
     """
 
     title: str
@@ -38,6 +39,7 @@ class Artefact:
     study_overrides: dict[str, str] = field(default_factory=dict)
     short_title: str = ""
     named_data: tuple[str, ...] = ()
+    claims: tuple[str, ...] = ()
 
     @classmethod
     def from_table(cls, table: dict) -> "Artefact":

@@ -75,64 +75,61 @@ class RunOptions(Checked):
     (('sketch',), None, 'domainbed')
     """
 
-    algorithm: str = Field(description="`hmoe list --algorithms`, file.py:Name, domainbed:NAME.")
-    dataset: str = Field(
-        description="`hmoe list --datasets`, or a folder <domain>/<class>/<image>."
+    algorithm: str = Field(
+        description="A name of `hmoe list --algorithms`, file.py:Name or domainbed:NAME."
     )
-    test_domains: NameTuple = Field((), description="Held-out domain; repeat for several.")
-    trial_seed: Seed = Field(0, description="Trial seed.")
-    restart: Seed = Field(0, description="Other weights and batches on the same split.")
+    dataset: str = Field(description="A name of `hmoe list --datasets`, or a folder of images.")
+    test_domains: NameTuple = Field((), description="The domain that is held out; repeatable.")
+    trial_seed: Seed = Field(0, description="Trial seed: of the split and of all draws.")
+    restart: Seed = Field(0, description="Draws other weights and batches on the same split.")
     hparams: dict[str, Any] = Field({}, description="Hyper-parameters, also of images.")
     network: str | None = Field(
         None,
-        description="Featurizer, also timm:NAME; default: the algorithm's, or mnist_cnn, or "
-        "resnet50 for image folders.",
+        description="Name of the network, also timm:NAME; default: the algorithm's, mnist_cnn for "
+        "digits, resnet50 for image files.",
     )
-    resolution: Pixels | None = Field(None, description="Pixels a side; default: the data set's.")
-    steps: Count | None = Field(None, description="Updates; default 5001.")
+    resolution: Pixels | None = Field(None, description="Pixels a side; default: of the data set.")
+    steps: Count | None = Field(None, description="Number of updates; default: 5001.")
     epochs: Count | None = Field(
-        None, exclude=True, description="With protocol dmg, instead of steps; default 50."
+        None, exclude=True, description="With protocol dmg, instead of --steps; default: 50."
     )
     checkpoint_frequency: Count | None = Field(None, description="Updates between evaluations.")
     sampler: Literal["domain", "pooled"] = Field(
-        "domain", description="domain (a batch of each training domain) or pooled."
+        "domain", description="domain: a batch of each training domain; or pooled."
     )
     evaluate: str = Field(
         "selection",
         pattern=r"^(selection|all)(:[1-9]\d*)?$",
-        description="selection or all; selection:2000 caps the validation images of each training "
-        "domain.",
+        description="selection or all; selection:2000 uses up to 2000 validation images a domain.",
     )
     precision: Literal["float32", "bf16", "float32-compile", "bf16-compile", "tf32"] = Field(
-        "float32", description="float32, bf16, each also with -compile, or tf32 on a GPU."
+        "float32", description="float32 or bf16, both also with -compile; tf32 on a GPU."
     )
     protocol: Literal["domainbed", "dmg"] = Field(
-        "domainbed", description="domainbed, or dmg: epochs of mixed batches of 64."
+        "domainbed", description="domainbed; or dmg, epochs of mixed batches of 64."
     )
     splits: Annotated[str | None, BeforeValidator(_optional_text)] = Field(
-        None, description="With protocol dmg: a folder of lists DOMAIN_train.txt, _val, _test."
+        None, description="With protocol dmg: folder of lists such as art_train.txt."
     )
     hparams_seed: Seed = Field(
-        0,
-        description="0: default hyper-parameters; otherwise DomainBed's random trial of this seed.",
+        0, description="0: default hyper-parameters; else DomainBed's random trial of this seed."
     )
     domainbed_compat: bool = Field(
         False,
-        description="As DomainBed: sets the hyper-parameter of this name; seeds hash DomainBed's "
-        "spelling; generated data depend on the run seed instead of the trial seed; GMoE's "
-        "capacity also applies in evaluation.",
+        description="Repeat DomainBed in detail: the hyper-parameter of this name is set, seeds "
+        "hash DomainBed's names, generated data follow the run's seed, and GMoE's capacity also limits "
+        "evaluation.",
     )
     seed_as: str | None = Field(
-        None, description="Weights and batches by the seed of this algorithm, to share them."
+        None, description="Take weights and batches of this algorithm's seed, to share them."
     )
     determinism: Literal["native", "portable"] = Field(
-        "native",
-        description="native, or portable: bitwise identical on every x86-64 processor with AVX2.",
+        "native", description="native; or portable, equal bits on every x86-64 processor with AVX2."
     )
     measure: Literal["", "spectra", "clusters", "groups", "codes"] = Field(
         "",
-        description="What is measured besides accuracies; groups: the expert of each validation "
-        "image at the end; codes: where codes lie at each checkpoint.",
+        description="Also measure spectra, clusters, groups (the expert of each validation image) "
+        "or codes (where they lie at each checkpoint).",
     )
 
 # %% ../../nbs/05_training/01_run_config.ipynb #def-explained
