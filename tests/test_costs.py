@@ -370,7 +370,7 @@ def test_sentences_compare_times_of_one_round():
 
 def test_the_answer_stands_beside_the_papers_ratio():
     line = TABLE16.cost_line(invented_costs())
-    assert "takes 1.50 times as long as ERM's (1.50–3.00 over 3 rounds; 0.97 in the paper)" in line
+    assert "takes 1.50 times as long as ERM's (1.50–3.00 over 3 rounds, 0.97 in the paper)" in line
     assert len(line.split()) <= 25
 
 

@@ -79,14 +79,14 @@ def test_claims_have_both_forms_and_say_which_verdicts_change(tmp_path):
     table, numbers = pretraining_table(read_claims(), str(tmp_path))
     assert len(table) == len(two_forms(read_claims())) > 15
     assert not numbers.changed.any()
-    assert pretraining_lines(numbers)[0].startswith("0 of ")
+    assert pretraining_lines(numbers)[0].startswith("With pretraining, 0 of ")
     numbers.loc[numbers.claim == "L_ad helps", ["changed", "verdict pretrained"]] = (
         True,
         "supported",
     )
     first = pretraining_lines(numbers)[0]
     answer, which = first.sentences
-    assert answer.startswith("1 of ")
+    assert answer.startswith("With pretraining, 1 of ")
     assert "(95 % CI 0 to " in answer
     assert len(answer.split()) <= 25
     assert which == "They are L_ad helps (inconclusive → supported)."

@@ -12,7 +12,9 @@ from types import SimpleNamespace
 
 import pandas as pd
 
+from ..analysis.answers import page_answer
 from ..analysis.results import benchmark_file, read_benchmark
+from ..analysis.writers import Line
 from hmoe_repro.bench.timing import (
     Target,
     machine_notes,
@@ -26,7 +28,7 @@ from ..core.devices import resolve_device
 from ..core.environment import versions
 from ..core.errors import HmoeError
 from ..core.files import sha256
-from ..report.page import PageOutput, folded
+from ..report.page import PageOutput, claim_facts, folded
 from ..report.provenance import output_folder, verdict_facts
 from ..studies.artefacts import ARTEFACTS
 
@@ -154,6 +156,11 @@ class BenchPage(PageOutput):
         self.record = read_benchmark(self.source, bench.what)
         folder = output_folder(output, profile)
         super().__init__(bench.page, folder, link_pictures=bool(output))
+        claims = ARTEFACTS[bench.page].claims
+        self.own = page_answer(claims, profile, [self.source.stem], store)
+        if self.own:
+            self.answer = self.own.text
+            self.finding = self.own.finding
 
     def measured(self, scale: str, *notes: str):
         """Say how the record was measured: its scale and the machine, then notes, folded.
@@ -173,8 +180,11 @@ class BenchPage(PageOutput):
         The file has the digest of the record's file, the machine and versions.
 
         Args:
-            lines: the lines of the verdict.
+            lines: the lines of the verdict. They follow the answer to the page's own claim;
+                without such a claim the first sentence is the answer.
         """
+        if self.own:
+            lines = (Line(self.own.text), *lines)
         self.conclude(list(lines))
         record = self.record
         digest = sha256(self.source)
@@ -182,6 +192,7 @@ class BenchPage(PageOutput):
         evidence = {
             "artefact": self.name,
             **verdict_facts(lines),
+            **claim_facts(self.own),
             "study": self.source.stem,
             "records": 1,
             "failed": [],

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['OTHER_PROTOCOL', 'LAST_UPDATE', 'check_parameters', 'quoted_step', 'quoted_cost', 'not_run', 'not_run_line', 'folded',
-           'add_finding', 'greyed', 'PageOutput', 'Page']
+           'add_finding', 'greyed', 'PageOutput', 'claim_facts', 'Page']
 
 # %% ../../nbs/08_report/12_page.ipynb #imports
 import ast
@@ -22,7 +22,7 @@ import pandas as pd
 
 from ..algorithms import get_algorithm
 from ..analysis import published, tables
-from ..analysis.answers import page_answer
+from ..analysis.answers import PageAnswer, page_answer
 from ..analysis.plotting import save_figure
 from ..analysis.protocol_diff import error_words, protocol_diff, setting_diff
 from ..analysis.results import available_results, results, runs, study_file
@@ -473,7 +473,8 @@ class _Results(PageOutput):
         if self.own is None:
             return
         self.answer = self.own.text
-        self.finding = self.own.finding
+        if set(self.own.part.studies) & set(self.studies):  # else pictures show other runs
+            self.finding = self.own.finding
         if self._answer:
             self._answer.update(Markdown(self._head()))
 
@@ -529,6 +530,24 @@ _COMPUTED = (
 )
 
 
+def claim_facts(own: PageAnswer | None) -> dict:
+    """Return the page's own claim, its verdict and its number, for the file of facts.
+
+    Args:
+        own: the answer to the claim; None if the page has none.
+    """
+    if own is None:
+        return {}
+    part = own.part
+    return {
+        "claim": own.claim.key,
+        "claim_verdict": part.verdict,
+        "benchmark": part.benchmark,
+        "claim_studies": list(part.studies),
+        "estimate": part.evidence.text(),
+    }
+
+
 class _Statements(_Results):
     """Differences from the protocol, and the verdict of a page."""
 
@@ -569,19 +588,6 @@ class _Statements(_Results):
         self.show(folded("What differs from the paper's protocol", f"{_COMPUTED}\n\n{listed}"))
         self.show(folded("Data, settings, runs and commits", facts))
 
-    def _claim_facts(self) -> dict:
-        """Return the page's own claim, its verdict and its number, for the file of facts."""
-        if not self.own:
-            return {}
-        part = self.own.part
-        return {
-            "claim": self.own.claim.key,
-            "claim_verdict": part.verdict,
-            "benchmark": part.benchmark,
-            "claim_studies": list(part.studies),
-            "estimate": part.evidence.text(),
-        }
-
     def verdict(self, *lines: str, rule="", also=()):
         """Write and display the verdict, and write where the numbers are from.
 
@@ -610,7 +616,7 @@ class _Statements(_Results):
             selection_rule=rule,
             extra_studies=list(dict.fromkeys([*self.studies, *frame.study])),
             verdict=lines,
-            claim=self._claim_facts(),
+            claim=claim_facts(self.own),
         )
         if self.studies:
             digest = (facts["study_sha256"] or "")[:12]
