@@ -26,7 +26,12 @@ from ..analysis.answers import PageAnswer, page_answer
 from ..analysis.plotting import save_figure
 from ..analysis.protocol_diff import error_words, protocol_diff, setting_diff
 from ..analysis.results import available_results, results, runs, study_file
-from ..analysis.statistics import contrast_table, forest_plot, interval_note
+from hmoe_repro.analysis.statistics import (
+    contrast_table,
+    correction_note,
+    forest_plot,
+    interval_note,
+)
 from ..analysis.tables import frame_parts, paper_numbers
 from ..analysis.writers import Line, first_sentence, markdown_table, save_table
 from ..core.errors import HmoeError, check_choice, plural
@@ -691,20 +696,22 @@ class Page(_Statements):
         self.show(" ".join(dict.fromkeys(map(interval_note, seeds))))
         for baseline in baselines:
             for name, rows in published.compared_parts(frame, baseline).items():
-                self.show(block(contrast_table(rows, baseline)))
+                stated = published.stated_rows(rows, baseline)
+                self.show(block(contrast_table(rows, baseline, stated)))
                 differences = table[(table.part == name) & (table.baseline == baseline)]
                 undertrained = published.undertrained_rows(rows)
                 note = f"Accuracy − {baseline} in points, with 95 % intervals"
-                note += ". Filled: significant after Holm's correction over this table"
+                note += f". Filled: significant {correction_note(differences)}"
                 note += ". Triangle, arrow: off the scale"
                 if undertrained:
                     note += ". †: undertrained"
                 caption = provenance.caption(rows, bool(self.reduced))
                 against = f"contrasts_{baseline}" if baseline != table.baseline[0] else ""
                 figure = forest_plot(block(differences), undertrained, hue=hue, palette=palette)
-                finding = self.finding or published.contrast_finding(rows, baseline)
-                if against or name:
-                    finding = published.contrast_finding(rows, baseline, name)
+                finding = published.contrast_finding(rows, baseline, name)
+                is_about_claim = baseline in self.finding.split()
+                if is_about_claim and not (against or name):
+                    finding = self.finding
                 file_part = _joined("_", part, name, against)
                 self.figure(figure, file_part, finding, note, caption=caption)
 
