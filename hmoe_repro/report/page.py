@@ -30,6 +30,7 @@ from hmoe_repro.analysis.statistics import (
     contrast_table,
     correction_note,
     forest_plot,
+    forest_rows,
     interval_note,
 )
 from ..analysis.tables import frame_parts, paper_numbers
@@ -705,9 +706,14 @@ class Page(_Statements):
                 note += ". Triangle, arrow: off the scale"
                 if undertrained:
                     note += ". †: undertrained"
+                every = block(differences)
+                drawn = forest_rows(every)
+                count = every[["algorithm", "mode"]].drop_duplicates().shape[0]
+                if len(drawn) < count:
+                    note += f". {len(drawn)} of {count} rows; the rest is in the table"
                 caption = provenance.caption(rows, bool(self.reduced))
                 against = f"contrasts_{baseline}" if baseline != table.baseline[0] else ""
-                figure = forest_plot(block(differences), undertrained, hue=hue, palette=palette)
+                figure = forest_plot(every, undertrained, hue=hue, palette=palette)
                 finding = published.contrast_finding(rows, baseline, name)
                 is_about_claim = baseline in self.finding.split()
                 if is_about_claim and not (against or name):
