@@ -6,7 +6,7 @@
 __all__ = ['EMBEDDINGS', 'COLOUR_NAMES', 'UNSEEN', 'EQUAL_USE', 'tsne', 'subset', 'frame_only', 'plot_codes', 'display_rgb',
            'tiled', 'plot_strip', 'plot_panels', 'panels_figure', 'panels_finding', 'panels_note', 'factor_style',
            'place_codes', 'codes_figure', 'runs_with_codes', 'plot_factor_grid', 'heat_map', 'heat_maps', 'factor_maps',
-           'plot_settings']
+           'plot_factors', 'plot_settings']
 
 # %% ../../nbs/07_analysis/07_embeddings.ipynb #imports
 import itertools
@@ -573,6 +573,36 @@ def factor_maps(
             table = confusion(arrays, names, factor).rename_axis(title)
             tables.append((f"images by {title} and expert", table))
     return heat_maps(tables, columns=3, size=(2.9, 2.7))
+
+# %% ../../nbs/07_analysis/07_embeddings.ipynb #def-plot-factors
+def plot_factors(scores: pd.DataFrame, factor_names: dict | None = None):
+    """Draw the NMI of experts and known factors: a panel for each algorithm, a dot for each run.
+
+    Args:
+        scores: rows of `factor_scores`.
+        factor_names: factor -> its name.
+
+    Returns:
+        A figure of matplotlib. The factor with the highest mean of the first algorithm is on top;
+        HMOE-DL, which is given the domains, comes last. Bars are means.
+    """
+    algorithms = sorted(set(scores.algorithm), key=lambda name: (name == "HMOE-DL", name))
+    first = scores[scores.algorithm == algorithms[0]]
+    factors = list(first.groupby("factor").nmi.mean().sort_values(ascending=False).index)
+    names = [(factor_names or {}).get(factor, factor) for factor in factors]
+    size = (1.6 + 1.9 * len(algorithms), 0.4 * len(factors) + 1.1)
+    figure, axes = plt.subplots(1, len(algorithms), sharey=True, figsize=size, squeeze=False)
+    for algorithm, axis in zip(algorithms, axes[0]):
+        part = scores[scores.algorithm == algorithm]
+        at = part.factor.map(factors.index)
+        axis.scatter(part.nmi, at, s=16, color=PALETTE[0], alpha=0.6, linewidths=0)
+        means = part.groupby("factor").nmi.mean()
+        look = {"marker": "|", "ls": "none", "color": "k", "ms": 13, "mew": 2}
+        axis.plot(means, [factors.index(factor) for factor in means.index], **look)
+        axis.set(title=algorithm, xlim=(-0.04, 1.04), xlabel="NMI of experts and factor")
+        axis.grid(axis="y", visible=False)
+    axes[0][0].set(yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.5, -0.5))
+    return figure
 
 # %% ../../nbs/07_analysis/07_embeddings.ipynb #def-plot-settings
 EQUAL_USE = ("experts_used", "effective_experts")  # columns that are K if all experts are used
