@@ -664,6 +664,12 @@ class Page(_Statements):
             notes |= dict.fromkeys(tables.table_notes(one_part))
         self.show("\n".join(f"- {note}" for note in notes))
 
+    def _is_own_contrast(self, baseline: str) -> bool:
+        """Return whether the page's own claim is about differences to a baseline."""
+        if self.own is None or self.own.claim.measure != "contrast":
+            return False
+        return self.own.claim.arguments.get("b", {}).get("algorithm") == baseline
+
     def contrasts(self, *baselines: str, frame=None, part="", block=None, hue=None, palette=None):
         """Write and display the differences to each of the baselines with 95 % intervals.
 
@@ -702,9 +708,9 @@ class Page(_Statements):
                 caption = provenance.caption(rows, bool(self.reduced))
                 against = f"contrasts_{baseline}" if baseline != table.baseline[0] else ""
                 figure = forest_plot(block(differences), undertrained, hue=hue, palette=palette)
-                finding = self.finding or published.contrast_finding(rows, baseline)
-                if against or name:
-                    finding = published.contrast_finding(rows, baseline, name)
+                finding = published.contrast_finding(rows, baseline, name)
+                if self._is_own_contrast(baseline) and not (part or against or name):
+                    finding = self.finding or finding
                 file_part = _joined("_", part, name, against)
                 self.figure(figure, file_part, finding, note, caption=caption)
 
