@@ -1,6 +1,7 @@
 """What holds of the three papers: claims are data, every verdict is tied to its numbers, and the
 numbers are those of the records, computed here again without the library."""
 
+import dataclasses
 import json
 import math
 import subprocess
@@ -11,6 +12,7 @@ from datetime import UTC
 import numpy as np
 import pandas as pd
 import pytest
+from notebooks import page_functions
 from scipy import stats
 
 from hmoe_repro.analysis.claims import (
@@ -25,7 +27,9 @@ from hmoe_repro.analysis.claims import (
     UNTESTABLE,
     VERDICTS,
     Claim,
+    ClaimResult,
     Evidence,
+    Part,
     claim_frames,
     claims_answer,
     claims_markdown,
@@ -738,6 +742,33 @@ def test_the_published_verdicts_are_those_of_the_records(weighed):
     assert published.margin[equal].notna().all()
     for name in ("estimate", "low", "high"):
         np.testing.assert_allclose(published[name], ours[name], rtol=1e-9)
+
+
+# Limits
+
+
+def test_a_claim_is_contradicted_by_its_size_or_by_its_direction():
+    page = page_functions("claims")
+    claim = Claim("HMOE", "key", "text", rule=make_rule("larger", 1.5))
+    small = ClaimResult(claim, Evidence(0.2, -0.1, 0.4), CONTRADICTED)
+    opposite = ClaimResult(claim, Evidence(-2.0, -3.0, -1.0), CONTRADICTED)
+    open_one = ClaimResult(claim, Evidence(-2.0, -3.0, -1.0), NEEDS_SCALE)
+    fewer = Claim("HMOE", "less", "text", rule=make_rule("smaller", 2.0))
+    smaller = ClaimResult(fewer, Evidence(-0.2, -0.4, 0.1), CONTRADICTED)
+    rate = Claim("HMOE", "rate", "text", rule=make_rule("more_than", 50))
+    rarely = ClaimResult(rate, Evidence(10.0, 5.0, 20.0), CONTRADICTED)
+    results = [small, opposite, open_one, smaller, rarely]
+    assert page.by_size(results) == [small, smaller]
+    assert page.overruled(results) == [open_one]
+    part = Part("digits", ("a",), Evidence(1.0, 0.5, 1.5, seeds=2), CONTRADICTED, None)
+    many = part._replace(evidence=Evidence(1.0, 0.5, 1.5, seeds=60))
+    rounds = part._replace(evidence=Evidence(1.0, 0.9, 1.1, unit="x ERM's time", seeds=99))
+    parts = (part, many, rounds)
+    text = page.limits_text([dataclasses.replace(small, parts=parts), *results[1:]])
+    assert "2 to 60 trial seeds" in text
+    assert "The verdict of 4 claims" in text
+    assert 'contradict 1 more ("key")' in text
+    assert 'direction of the effect: "key", "less".' in text
 
 
 # What the papers themselves say

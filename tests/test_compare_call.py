@@ -236,13 +236,13 @@ BAD = [
     ({"a": (X, Y), "b": (X, Y)}, {"classes": ["x", "x"]}, "the classes are x, x, not two"),
     ({"a": (X, Y + 1), "b": (X, Y + 1)}, {"classes": ["x", "y"]}, "label 2, of 2 classes"),
     ("DigitDomainsTiny", {"classes": ["x", "y"]}, "these data name their own"),
-    ({"a": (X, Y), "b": (X, Y)}, {"seeds": [0, 0]}, "trial seed 0 is there twice"),
+    ({"a": (X, Y), "b": (X, Y)}, {"seeds": [0, 0]}, "trial seed 0 is given twice"),
     ({"a": (X, Y), "b": (X, Y)}, {"seeds": []}, "no trial seed"),
     ({"a": (X, Y), "b": (X, Y)}, {"seeds": None}, "seeds"),
     ({"a": (X, Y), "b": (X, Y)}, {"seeds": [-1]}, "whole numbers from 0"),
     ({"a": (X, Y), "b": (X, Y)}, {"seeds": 10**9}, "more than 10,000"),
     ({"a": (X, Y), "b": (X, Y)}, {"test_domains": []}, "no test domain"),
-    ({"a": (X, Y), "b": (X, Y)}, {"test_domains": ["a", "a"]}, "test domain 'a' is there twice"),
+    ({"a": (X, Y), "b": (X, Y)}, {"test_domains": ["a", "a"]}, "test domain 'a' is given twice"),
 ]
 
 

@@ -281,7 +281,7 @@ def test_pages_are_not_files(server, tmp_path):
 def test_only_the_web_is_asked(server, tmp_path):
     (tmp_path / "secret").write_text("x")
     for url in ("file:///etc/passwd", "ftp://example.org/x", "data.zip"):
-        with pytest.raises(HmoeError, match="no web address"):
+        with pytest.raises(HmoeError, match="not a web address"):
             download(url, tmp_path / "f", **QUICK)
     server.behave = lambda h: h.reply(b"", 302, Location=f"file://{tmp_path / 'secret'}")
     with pytest.raises(HmoeError):

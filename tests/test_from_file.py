@@ -77,8 +77,11 @@ def test_a_class_name_goes_before_a_registered_one(file):
         ("def broken(:\n", r"SyntaxError: .*\(line 1\)"),
         ("import sys\nsys.exit('done')\n", r"SystemExit: done \(line 2\)"),
         ("import nowhere_to_be_found\n", r"nowhere_to_be_found.*\(line 1\)"),
-        ("class Mine: pass\n", r"\(Mine there is no subclass of Algorithm\). It has: no subclass"),
-        (TWO, "no algorithm 'Mine'. It has: Plain, Other"),
+        (
+            "class Mine: pass\n",
+            r"\(Mine is there, but no subclass of Algorithm\). Fix: .*: no subclass",
+        ),
+        (TWO, "no algorithm 'Mine'. Fix: name one that it has: Plain, Other"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_line(file, text, said):
@@ -88,7 +91,7 @@ def test_what_is_wrong_is_said_with_its_line(file, text, said):
 
 
 def test_settings_that_name_no_file_or_no_class(tmp_path):
-    with pytest.raises(HmoeError, match="Fix: path/file.py:Name"):
+    with pytest.raises(HmoeError, match="Fix: write path/file.py:Name"):
         algorithm_from_file("mine.py")
     with pytest.raises(HmoeError, match="cannot be read.*Fix: its path"):
         algorithm_from_file(f"{tmp_path / 'absent.py'}:Mine")
@@ -244,7 +247,7 @@ def test_modules_next_to_the_file_travel_with_it_in_two_versions(tmp_path, monke
     "text, said",
     [
         ("from ..above import x\nclass Mine: y = x", "above the folder of the file"),
-        ("import broken\nclass Mine: y = broken", r"broken.py is no Python: .*line 1"),
+        ("import broken\nclass Mine: y = broken", r"broken.py is not valid Python: .*line 1"),
     ],
 )
 def test_what_cannot_be_carried_is_refused(tmp_path, text, said):

@@ -94,9 +94,7 @@ def test_experts_have_the_papers_defaults_and_exist_with_experts_only():
         others = merge_hparams(SHARED_HPARAMS, {"network": network})
         assert not {n for n in others if n.startswith("moe_")}
         assert ("drop_path" in others) == network.startswith("timm:")
-    with pytest.raises(
-        HmoeError, match="moe_k exists only where network is gmoe_ti16 or .*<name in"
-    ):
+    with pytest.raises(HmoeError, match="moe_k exists only if network is gmoe_ti16 or .*<name in"):
         merge_hparams(SHARED_HPARAMS, {"network": "deit_small", "moe_k": 2})
 
 
@@ -162,7 +160,11 @@ def test_photographs_get_the_papers_network(tmp_path, own_names):
         ("ERM-ViT", {"network": "gmoe_small"}, "or the algorithm GMoE (networks with experts)"),
         ("GMoE", {"hparams": {"moe_k": 7}}, "cannot go to 7 of 6 experts"),
         ("IRM", {"network": "gmoe_small", "hparams": {"moe_k": 7}}, "cannot go to 7 of 6 experts"),
-        ("GMoE", {"hparams": {"moe_experts": 1}}, "there is only one. Fix: at least two experts"),
+        (
+            "GMoE",
+            {"hparams": {"moe_experts": 1}},
+            "there is only one. Fix: use at least two experts",
+        ),
         ("GMoE", {"hparams": {"moe_capacity": -1.0}}, "moe_capacity must be at least 0"),
         (
             "GMoE",

@@ -174,7 +174,7 @@ def test_one_domain_and_other_wishes_that_cannot_be_met(folder, tmp_path):
         make_config("ERM", "DigitDomains", ["photo"], resolution=32)
     with pytest.raises(HmoeError, match="no option source"):
         make_config("ERM", "DigitDomains", ["photo"], hparams={"source": "cache"})
-    with pytest.raises(HmoeError, match="exists only where network"):
+    with pytest.raises(HmoeError, match="exists only if network"):
         make_config("ERM", str(folder), ["photo"], hparams={"freeze_bn": "yes"}, **SMALL)
     with pytest.raises(HmoeError, match="unknown data set .nor is it the path of a folder."):
         make_config("ERM", str(tmp_path / "nowhere"), ["photo"])

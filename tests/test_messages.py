@@ -1,10 +1,12 @@
 """What a command says and writes, whatever the terminal, the umask, the names and the editor."""
 
+import ast
 import io
 import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -181,3 +183,68 @@ def test_damaged_records_are_named_with_what_to_do(tmp_path):
     last = done.stderr.strip().splitlines()[-1]
     assert "a" * 12 in last
     assert "Fix: restore that folder, or remove it" in last
+
+
+def text_of(node, names):
+    """The text of an expression as it is written; what is computed is `{}`."""
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(v.value if isinstance(v, ast.Constant) else "{}" for v in node.values)
+    if isinstance(node, ast.BinOp):
+        return text_of(node.left, names) + text_of(node.right, names)
+    if isinstance(node, ast.IfExp):
+        return max(text_of(node.body, names), text_of(node.orelse, names), key=len)
+    if isinstance(node, ast.Name) and node.id in names:
+        return text_of(names[node.id], {})
+    return "{}"
+
+
+def written_messages(path):
+    """(line, cause, fix, whether valid choices are listed) of each `HmoeError(...)` of a file."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found = []
+    for function in [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]:
+        names = {}
+        for node in ast.walk(function):
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                names[node.targets[0].id] = node.value
+        for node in ast.walk(function):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "HmoeError":
+                named = {keyword.arg: keyword.value for keyword in node.keywords}
+                given = dict(zip(("cause", "fix", "choices"), node.args)) | named
+                cause, fix = (text_of(given.get(k), names) for k in ("cause", "fix"))
+                fix = fix if "fix" in given else ""
+                found.append((node.lineno, cause, fix, "choices" in given))
+    return found
+
+
+LIBRARY = sorted(
+    path
+    for path in (Path(__file__).resolve().parents[1] / "hmoe_repro").rglob("*.py")
+    if path.name != "_modidx.py" and written_messages(path)
+)
+# The cause is an error, with its own fix, or a finding that a command prints at its end.
+WITHOUT_FIX = {
+    "analysis/claims.py": 3,
+    "apps/compare.py": 1,
+    "networks/pretrained.py": 1,  # its valid values are part of the cause
+    "report/render.py": 1,
+    "report/render_many.py": 1,
+    "report/reproduce.py": 1,
+    "studies/run_queue.py": 2,
+    "studies/search.py": 1,
+}
+
+
+@pytest.mark.parametrize("path", LIBRARY, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_an_error_has_one_cause_and_a_fix(path):
+    name = f"{path.parent.name}/{path.name}"
+    messages = {(line, cause, fix, valid) for line, cause, fix, valid in written_messages(path)}
+    for line, cause, fix, _ in messages:
+        said = f"{cause} Fix: {fix}"
+        assert "see above" not in said, line
+        assert "\n" not in said, line
+        assert said.count(";") <= 1, f"{line}: {said}"
+    bare = [line for line, cause, fix, valid in messages if not (fix or valid) and cause != "{}"]
+    assert len(bare) == WITHOUT_FIX.get(name, 0), bare

@@ -19,6 +19,8 @@ from hmoe_repro.analysis.embeddings import (
     factor_maps,
     factor_style,
     heat_map,
+    panels_finding,
+    panels_note,
     plot_factor_grid,
     plot_panels,
     plot_settings,
@@ -127,6 +129,30 @@ def test_panels_have_a_row_for_every_domain_and_expert():
         "test domain -90%, by expert",
     }
     assert sum(text.get_text() == "empty" for axis in shown for text in axis.texts) == 2
+
+
+def test_experts_stand_beside_the_domain_that_owns_most_of_their_images():
+    arrays = stored()
+    owner = np.where(arrays["domain_out"] == 0, 2, 0)  # of domain 0 expert 2, of domain 1 expert 0
+    arrays["gate_out"] = np.eye(3)[owner]
+    figure = plt.figure()
+    plot_panels(figure, arrays, NAMES, columns=4, lines=1)
+    middle = [axis for axis in figure.axes[1::3] if axis.get_visible()]
+    labels = [axis.get_ylabel().partition("\n")[0] for axis in middle]
+    assert labels == ["expert 2", "expert 0", "expert 1"]  # the one without images is last
+    right = [axis.get_ylabel().partition("\n")[0] for axis in figure.axes[2::3]]
+    assert right == labels
+
+
+@pytest.mark.parametrize(
+    "nmi, words", [(0.95, "DN follow the domains"), (0.6, "partly follow"), (0.1, "do not follow")]
+)
+def test_the_finding_of_panels_says_whether_experts_are_the_domains(nmi, words):
+    run = a_run(nmi_domain=nmi, gate_entropy=0.1)
+    assert words in panels_finding(run)
+    assert f"(NMI {nmi:.2f})" in panels_finding(run)
+    assert panels_note(run).startswith("Test domain -90%, trial seed 0. Gate entropy ")
+    assert "hardly differ" not in panels_note(run)
 
 
 def test_every_value_of_a_factor_has_its_own_colour():
@@ -296,10 +322,10 @@ def test_a_page_is_made_from_records_alone_and_says_what_they_say(page, study_co
     expected = {
         "colored": "HMOE-DN, 4 runs: the experts agree most with the colour in 4 (NMI 0.97)",
         "rotated": "HMOE-DN, 4 runs: the experts agree most with the angle in 4 (NMI 0.85)",
-        "collapse": "K = 8, weight 3: the load-balance loss is log 2 or more in 4 of 4 (95 % CI 40 to "
-        "100 %) runs (mean effective number 2.0 of 8)",
-        "classloss": "With L_y only, experts and domains have a mean NMI of 0.00 (equal in all seeds). "
-        "Gate entropy is 50 to 50 % of log K",
+        "collapse": "K = 8, weight 3: the load-balance loss is log 2 or more in 4 of 4 (95 % CI 40 "
+        "to 100 %) runs (mean effective number 2.0 of 8)",
+        "classloss": "With L_y only, experts and domains have a mean NMI of 0.00 (equal in all "
+        "seeds). Gate entropy is 50 to 50 % of log K",
         "sensitivity": "Domains found (NMI of 0.9 or more): eps = 1e-08: 2 of 2",
     }
     assert expected[study] in text, text

@@ -343,7 +343,7 @@ def test_outcomes_are_counted_and_refused(tmp_path):
     assert mixed.summary() == (
         "1 of 5 runs complete, 2 unfinished (1 begun), 1 locked by another process, 1 failed"
     )
-    with pytest.raises(HmoeError, match="1 of 5 runs failed; the first is bad: the loss is NaN"):
+    with pytest.raises(HmoeError, match="1 of 5 runs failed. The first is bad: the loss is NaN"):
         mixed.refuse_failed()
     with pytest.raises(HmoeError, match=r"another process \(theirs, ...\)"):
         mixed.refuse_elsewhere()

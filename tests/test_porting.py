@@ -83,7 +83,7 @@ def test_the_example_of_the_docs_is_such_a_file(root, tmp_path, monkeypatch):
         (["__main__"], "'__main__' is no name"),
         (["Mine"], "cannot write Mine.py: File exists. Fix: another name, or another --output"),
         (["Mine", "--output", "absent/mine.py"], "cannot write absent/mine.py: No such file"),
-        (["Mine", "--output", "mine.txt"], "mine.txt is no name of a Python file"),
+        (["Mine", "--output", "mine.txt"], "mine.txt is not the name of a Python file"),
     ],
 )
 def test_what_no_file_can_be_is_refused(tmp_path, arguments, said):

@@ -278,6 +278,9 @@ def test_the_picture_of_the_readme_is_small_and_drawn_from_the_records():
         "docs/deviations.md",
         "docs/differences.md",
         "docs/your_own_data.md",
+        "docs/data_sets.md",
+        "docs/compare.md",
+        "docs/discover.md",
         "docs/class_plan.md",
         "docs/class_notes.md",
         "docs/class_misconceptions.md",
@@ -354,6 +357,49 @@ def test_links_of_executed_pages_lead_to_files(folder):
                     missing.append(f"{page.name}: {link}")
     assert not missing
     assert found
+
+
+def anchors(path):
+    """The anchors of the headings of a page, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", path.read_text(), flags=re.S), re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_anchors_of_pages_exist():
+    linked = 0
+    for path in PROSE:
+        for page, anchor in re.findall(r"\]\(([\w./]*\.md)?#([\w-]+)\)", path.read_text("utf-8")):
+            target = path.parent / page if page else path
+            assert anchor in anchors(target), f"{path.name}: {page}#{anchor}"
+            linked += 1
+    assert linked > 5
+
+
+@pytest.mark.parametrize(
+    "name", ["commands", "your_own_data", "data_sets", "compare", "discover", "deviations"]
+)
+def test_a_paragraph_has_at_most_five_lines(name):
+    """Of 100 columns, without its links. Tables and code are no paragraphs."""
+    text = (repo_root() / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    text = re.sub(r"```.*?```", "", text, flags=re.S)
+    text = re.sub(r"\]\([^)]*\)", "]", text)
+    paragraphs = re.split(r"\n\s*\n|\n(?=- )", text)
+    long = [p for p in paragraphs if len(p) > 500 and not p.lstrip().startswith("|")]
+    assert not long, long
+
+
+def test_the_page_of_commands_has_the_groups_of_the_help():
+    """In the same order, and every command in its group."""
+    from hmoe_repro.cli.app import GROUPS
+
+    text = (repo_root() / "docs" / "commands.md").read_text(encoding="utf-8")
+    sections = dict(re.findall(r"^## (.+)\n((?:(?!## ).*\n?)*)", text, re.M))
+    assert list(sections)[: len(GROUPS)] == list(GROUPS)
+    for title, names in GROUPS.items():
+        found = re.findall(r"^### ([a-z, -]+)$", sections[title], re.M)
+        described = [name for heading in found for name in heading.split(", ")]
+        assert described == [name for name in names if name != "data"]
+        assert "```text" in sections[title]  # an output
 
 
 def test_notebooks_that_are_named_in_prose_exist():

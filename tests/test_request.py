@@ -214,7 +214,7 @@ def test_two_algorithms_can_share_weights_and_batches():
             "GMoE",
             {"drop_path": 2},
             {},
-            "hyper-parameter drop_path must be below 1, got 2. It means",
+            "hyper-parameter drop_path must be below 1, got 2. Fix: set drop_path",
         ),
         ("DANN", {"mlp_depth": 1}, {}, "mlp_depth must be at least 2, got 1"),
         ("DANN", {"beta1": 1}, {}, "beta1 must be below 1"),

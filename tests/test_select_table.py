@@ -364,7 +364,7 @@ def test_a_search_is_trained_chosen_and_exported(hmoe, tmp_path):
         (
             "class Mine: pass",
             "Mine",
-            r"no algorithm 'Mine' \(Mine there is no subclass of Algorithm\)",
+            r"no algorithm 'Mine' \(Mine is there, but no subclass of Algorithm\)",
         ),
         (
             "x = 1\ndef (",
@@ -377,7 +377,7 @@ def test_a_search_is_trained_chosen_and_exported(hmoe, tmp_path):
             "Mine",
             r"ModuleNotFoundError: .* \(line 2\)\. Fix: that line of my own.py",
         ),
-        (MINE, "My Mine", r"no algorithm 'My Mine'\. It has: Mine"),
+        (MINE, "My Mine", r"no algorithm 'My Mine'\. Fix: name one that it has: Mine"),
         (None, "Mine", "cannot be read"),
     ],
 )
@@ -422,7 +422,7 @@ def test_a_mistake_in_an_own_algorithm_names_its_file_and_line(hmoe, tmp_path, b
     (record,) = RunStore().scan()[0]
     assert record["status"] == "failed"
     assert f"algorithm Mine failed in line {line} of mine.py (`{text}`): " in record["reason"]
-    assert "Fix: mend that line" in record["reason"]
+    assert "Fix: correct that line" in record["reason"]
     assert "\n" not in record["reason"]
     assert str(tmp_path) not in record["reason"]
     assert "Traceback" not in printed

@@ -341,8 +341,11 @@ def test_experts_begin_as_copies_and_refuse_another_width():
     [
         (dict(num_experts=4, k=5), "5 of 4 experts"),
         (dict(k=0), "k between 1 and 6"),
-        (dict(num_experts=0), "0 experts computes nothing. Fix: at least two"),
-        (dict(num_experts=1), "compares experts.*only one. Fix: at least two experts, or loss="),
+        (dict(num_experts=0), "0 experts computes nothing. Fix: use at least two"),
+        (
+            dict(num_experts=1),
+            "compares experts.*only one. Fix: use at least two experts, or loss=",
+        ),
         (dict(capacity_factor=-1.0), "capacity_factor above 0"),
         (dict(capacity_factor=float("nan")), "must be finite and not negative, got nan"),
         (dict(capacity_factor=float("inf")), "must be finite and not negative, got inf"),

@@ -15,7 +15,8 @@ from hmoe_repro.report.readme import SAME_CONTRAST, class_minus_domain, comparis
 from hmoe_repro.studies.request import requested_artefacts, requested_studies, runs_of
 from hmoe_repro.studies.study_file import read_study
 
-NUMBER = re.compile(r"(?<![\w.,])(\d[\d,]*\.\d+|\d+(?= ?%)|\d+(?= points))(?!\d)")
+UNITS = "points|runs|seeds|images|algorithms|seconds|minutes|kB|MB|GB"
+NUMBER = re.compile(rf"(?<![\w.,])(\d[\d,]*\.\d+|\d+(?= ?%)|\d[\d,]*(?= (?:{UNITS})\b))(?!\d)")
 LEVELS = {"95", "2.5", "5", "90", "80", "19"}  # of confidence, of power
 
 
@@ -27,6 +28,11 @@ def largest_of(n):
 
 COMPUTED = {  # notebook, number in its prose: what it is
     ("01_method/05_toy_hmoe", "0.001"): toy_hparams()["lr"],
+    ("02_data/08_benchmarks", "458"): 24_788 - 24_330,  # as published, and today
+    ("04_algorithms/03_base", "48"): 3 * 16,
+    ("04_algorithms/18_causal", "18"): 36 / 2,
+    ("05_training/13_fair_comparison", "358"): (6_990 - 18 * 269) / 6,
+    ("09_apps/04_discover", "112"): 2 * 4 * 14,
     ("02_data/06_cache", "1.5"): 9_991 * 3 * 224**2 / 1e9,
     ("03_networks/07_timm_models", "28"): 100 * (16 / 30) ** 2,
     ("04_algorithms/13_dmg", "0.02"): 701 * 1e-4 / 4,
@@ -42,6 +48,7 @@ COMPUTED = {  # notebook, number in its prose: what it is
     ("09_apps/01_own_images", "20"): 100 - 80 * 0.8 - 80 * 0.2,
 }
 QUOTED = {  # notebook: numbers of its prose that are others', or settings of an example
+    "00_core/00_start_here": {"90"},  # the class
     "02_data/08_benchmarks": {"97", "87"},  # Spawrious
     "03_networks/06_backbones": {"0.02"},  # timm's initialisation
     "03_networks/12_model_size": {"4.8", "4.6"},  # GMoE's text
@@ -50,10 +57,12 @@ QUOTED = {  # notebook: numbers of its prose that are others', or settings of an
         "2.2", "12.7", "13.07", "30.13", "38.25", "38.6", "47.3", "50.06", "78.8", "79.10",
         "80.05", "80.1", "86.9",
     },
-    "07_analysis/05_statistics": {"5.1", "5.7"},  # an invented interval
+    "07_analysis/05_statistics": {"5.1", "5.7", "52"},  # invented intervals
     "07_analysis/12_experts": {"1.5"},  # the capacity of the released code
     "07_analysis/15_claims": {"5.1", "5.7"},  # the same
-    "10_bench/09_frozen_stages": {"0.1", "0.3"},  # the invented record of the next cell
+    "07_analysis/19_answers": {"0.21", "4.7"},  # examples of sentences
+    "02_data/11_download": {"50"},  # an example
+    "10_bench/09_frozen_stages": {"0.1", "0.3", "16"},  # the scale, and the invented record
 }  # fmt: skip
 
 

@@ -527,7 +527,7 @@ def test_what_follows_a_drawn_value_follows_it_and_domainbeds_trials_draw_the_re
         ("{ int = [4, 6] }", "{ normal = [4, 6] }", "line 16: .*Valid: choice, int, uniform, log"),
         ("{ int = [4, 6] }", "4", r"line 16: unknown option 'batch_size'. Valid: .*log_uniform"),
         ("trials = 4", "trails = 4", r"line 14: unknown option 'trails'. Valid: trials, rule"),
-        ("trials = 4\n", "", "trial 0 draws nothing"),
+        ("trials = 4\n", "", "the only trial, 0, draws nothing"),
         (SPACE.partition("lr =")[2].partition("\n\n")[0], " { choice = [-1.0] }", "at least 0"),
     ],
 )
@@ -559,7 +559,7 @@ def test_a_grid_is_every_combination(small):
         ("grid = { lr = 0.1 }", "line 20: grid must be"),
         ("grid = { lambda_kl = [1.0] }", "line 20: ERM: unknown hyper-parameter 'lambda_kl'"),
         ("grid = { lr = [-1.0] }", "line 20: ERM: hyper-parameter lr must be at least 0"),
-        (f"variants = [{{}}]\n{grid}", "line 21: a grid lists variants, too"),
+        (f"variants = [{{}}]\n{grid}", "line 21: a grid and variants exclude"),
     ):
         with pytest.raises(HmoeError, match=said):
             check_study(small(("variants = [{}, { batch_size = 8 }]", wrong)))

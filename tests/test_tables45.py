@@ -120,7 +120,7 @@ def test_ours_beside_the_paper_by_hand():
     assert row.paper == 51.5
     assert row.outside
     assert row.difference == pytest.approx(18.5)
-    assert paper_line(table.reset_index()).startswith("In ")
+    assert "by +69.3 (HMOE-DN MIX on ColoredMNIST, -90%)" in paper_line(table.reset_index())
     with pytest.raises(HmoeError, match="not the paper's protocol.*Fix: show"):
         against_paper(whole(steps=300), numbers)
 
@@ -131,7 +131,7 @@ def test_one_seed_is_set_beside_the_paper_without_an_interval():
     assert table.low.isna().all()
     assert not table.outside.any()
     assert table.difference.notna().all()
-    assert paper_line(table).startswith("Against the paper, not decided: one trial seed has no")
+    assert "no verdict, because one trial seed has no interval" in paper_line(table)
 
 
 def test_an_undertrained_row_is_compared_and_named():

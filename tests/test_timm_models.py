@@ -553,7 +553,7 @@ def test_a_plan_refuses_what_could_not_run(folder):
     for stages in (0, 1):
         with pytest.raises(HmoeError, match="'style' reads the first two stages"):
             planned(folder, algorithm="HMOE-DN", d2v_encoder="style", frozen_stages=stages)
-    with pytest.raises(HmoeError, match="frozen_stages exists only where network"):
+    with pytest.raises(HmoeError, match="frozen_stages exists only if network"):
         planned(folder, "resnet18", frozen_stages=2)
 
 

@@ -101,6 +101,8 @@ def document(page: str, text: str) -> str:
     for mark in re.findall(r"<<(\S+) ([^>]+)>>", text):
         text = text.replace("<<{} {}>>".format(*mark), markdown(mark[0], cell_text(*mark)))
     text = re.sub(r'<img src="(\w+)\.png"', r'<img alt="Picture of \1" src="\1.png"', text)
+    if page == "docs/your_own_data.md":
+        return text + toctree(("data_sets", "compare", "discover"))
     return text + (toctree("*", ":hidden:\n:glob:") if page.startswith("figures") else "")
 
 

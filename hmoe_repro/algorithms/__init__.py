@@ -101,8 +101,8 @@ def get_algorithm(name: str):
     wrapper, dash, inner = name.partition("-")
     if dash and wrapper in WRAPPERS and not inner.startswith(DOMAINBED):
         if _averages(name) > MOST_AVERAGES:
-            cause = f"the name {name[:40]!r}... asks for {_averages(name):,} averages of averages."
-            raise HmoeError(cause, fix="the average of one algorithm, such as SWAD-ERM.")
+            cause = f"the name {name[:40]!r}... requests {_averages(name):,} averages of averages."
+            raise HmoeError(cause, fix="name the average of one algorithm, such as SWAD-ERM.")
         return _module("averaging").wrapped(get_algorithm(wrapper), get_algorithm(inner))
     check_choice(name, algorithm_names(), "algorithm")
     _module(FAMILIES[name])

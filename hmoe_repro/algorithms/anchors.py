@@ -43,7 +43,7 @@ def tap_points(network: nn.Module) -> list[nn.Module]:
         return stages
     raise HmoeError(
         f"MIRO does not know where to compare features of a {type(network).__name__}.",
-        fix=f"a network with stages {', '.join(STAGES)}, or with a list `blocks` or `norms`.",
+        fix=f"use a network with stages {', '.join(STAGES)}, or with a list `blocks` or `norms`.",
     )
 
 # %% ../../nbs/04_algorithms/11_anchors.ipynb #def-tapped

@@ -331,6 +331,6 @@ def as_floats(reported, name: str = "the algorithm") -> dict[str, float]:
     except (AttributeError, TypeError, ValueError, RuntimeError):
         shown = " ".join(reprlib.repr(reported).split())
         raise HmoeError(
-            f"update of {name} returned {shown}, which is no dictionary of numbers.",
+            f"update of {name} returned {shown}, not a dictionary of numbers.",
             fix="return such a dictionary, for example {'loss': loss.item()}.",
         ) from None

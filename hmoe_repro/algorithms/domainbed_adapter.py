@@ -89,10 +89,15 @@ def _import_checkout(folder: Path) -> SimpleNamespace:
     """
     package = folder / "domainbed"
     if not (package / "algorithms.py").is_file():
-        raise HmoeError(f"{folder} has no domainbed/algorithms.py.", fix="the checkout's folder.")
+        raise HmoeError(
+            f"{folder} has no domainbed/algorithms.py.", fix="name the folder of the checkout."
+        )
     loaded = sys.modules.get("domainbed")
     if loaded and str(package) not in map(str, loaded.__path__):
-        raise HmoeError("this process uses another DomainBed already.", fix="start it again.")
+        raise HmoeError(
+            "this process already uses another DomainBed.",
+            fix="start Python again, to use another checkout.",
+        )
     sys.path.insert(0, str(folder))
     before = {*sys.modules}
     watch(package, _CHECKOUT, {}, folder, modules=True)  # which become part of the hash
@@ -108,7 +113,7 @@ def _import_checkout(folder: Path) -> SimpleNamespace:
         missing = getattr(error, "name", None)
         raise HmoeError(
             f"DomainBed cannot be imported from {folder}: {type(error).__name__}: {error}.",
-            fix=f"pip install what {missing} belongs to." if missing else "mend the checkout.",
+            fix=f"pip install what {missing} belongs to." if missing else "repair the checkout.",
         ) from error
     finally:
         sys.path.remove(str(folder))
@@ -374,7 +379,7 @@ def _with_line(name: str):
         elif absent:
             fix = "install the package."
         else:
-            fix = "that line of your checkout; the changed code makes a new run."
+            fix = "correct that line of your checkout; the changed code makes a new run."
         reason = type(error).__name__ + (f": {error}" if str(error) else "")
         cause = f"{name} failed{_line_of_checkout(error)}: {reason}."
         raise HmoeError(cause, fix=fix) from error
@@ -530,7 +535,7 @@ def _with_files(checkout: SimpleNamespace, source: type) -> str:
     for name, path in paths.items():
         if not Path(path).is_file():
             cause = f"files of {source.__name__} declares {name!r}, and {path} is no file."
-            raise HmoeError(cause, fix="its path, from the folder of the checkout.")
+            raise HmoeError(cause, fix="give its path from the folder of the checkout.")
     source.declared_files = declared
     source.files = paths
     digests = {name: digest_of(Path(path)) for name, path in paths.items()}

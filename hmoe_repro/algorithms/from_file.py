@@ -161,7 +161,7 @@ def _import_error(error: BaseException, key: str, file: str) -> HmoeError:
     message = getattr(error, "msg", error)
     line = _line_in(key, error)
     at_line = f" (line {line})" if line else ""
-    fix = f"that line of {file}." if line else f"mend {file}."
+    fix = f"correct that line of {file}." if line else f"correct {file}."
     return HmoeError(
         f"the algorithm file {file} cannot be imported: {type(error).__name__}: "
         f"{message}{at_line}.",
@@ -237,7 +237,7 @@ def explain_error(error: BaseException, name: str, key: str | None) -> str:
     text = linecache.getline(str(_kept_path(key)), line).strip()
     return (
         f"algorithm {name} failed in line {line} of {file} (`{text}`): {message}. "
-        "Fix: mend that line and train again; the changed file makes a new run."
+        "Fix: correct that line and train again; the changed file makes a new run."
     )
 
 # %% ../../nbs/04_algorithms/22_from_file.ipynb #def-find-class
@@ -259,9 +259,9 @@ def _find_class(module, name: str):
             return cls
     cause = f"the file has no algorithm {name!r}"
     if hasattr(module, name):
-        cause += f" ({name} there is no subclass of Algorithm)"
+        cause += f" ({name} is there, but no subclass of Algorithm)"
     existing = ", ".join(classes) or "no subclass of hmoe_repro.algorithms.base.Algorithm"
-    raise HmoeError(f"{cause}. It has: {existing}.")
+    raise HmoeError(f"{cause}.", fix=f"name one that it has: {existing}.")
 
 # %% ../../nbs/04_algorithms/22_from_file.ipynb #def-enter
 UPDATE_LIMIT = 10  # times `time_limit`: what one call of an algorithm may take
@@ -415,7 +415,7 @@ def algorithm_from_file(text: str) -> str:
     """
     path, _, name = text.rpartition(":")
     if not path.endswith(".py") or not name:
-        raise HmoeError(f"{text!r} does not say which algorithm.", fix="path/file.py:Name.")
+        raise HmoeError(f"{text!r} names no algorithm.", fix="write path/file.py:Name.")
     path = resolved(path)
     source = source_of(read_source(path), name, path.parent)
     return _keep(source, path, name).name
@@ -456,7 +456,7 @@ def _refuse_difference(found: tuple | None, name: str, file: str):
         fix = "run its cell again; if its file was edited after the import, restart Python."
     else:
         cause = (
-            f"{path}, which {name} uses, is {_shown(here)} here, and its code gives {_shown(kept)}."
+            f"{path}, which {name} uses, is {_shown(here)} now, but its code gives {_shown(kept)}."
         )
         fix = "run the cell that defines it again, or write the value there."
     raise HmoeError(cause, fix=fix)
@@ -637,7 +637,9 @@ def new_algorithm(name: str, path: str):
         cause = f"the name {name} is taken by an algorithm, or by a module that Python imports."
         raise HmoeError(cause, fix="another name.")
     if not path.endswith(".py"):
-        raise HmoeError(f"{path} is no name of a Python file.", fix="one that ends in .py.")
+        raise HmoeError(
+            f"{path} is not the name of a Python file.", fix="use a name that ends in .py."
+        )
     text = (files("hmoe_repro") / "templates" / "own_algorithm.txt").read_text(encoding="utf-8")
     try:
         with open(path, "x", encoding="utf-8") as file:

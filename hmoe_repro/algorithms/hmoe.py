@@ -220,7 +220,7 @@ class DomainExperts(Algorithm):
             raise HmoeError(
                 "labelled_fraction and labelled_domains say which images have a domain label in "
                 "eq. 7, and lambda_d is 0.",
-                fix="lambda_d=1.",
+                fix="set lambda_d=1.",
             )
         if hparams["d2v_encoder"] == "style" and hparams.get("frozen_stages", 0) in (0, 1):
             raise HmoeError(

@@ -46,7 +46,7 @@ def _absent(name: str, other: str, values, value) -> HmoeError:
     """Return the error for a `name` that exists only if the hyper-parameter `other` is one of
     `values`, while it is `value`."""
     return HmoeError(
-        f"hyper-parameter {name} exists only where {other} is {' or '.join(map(str, values))}; "
+        f"hyper-parameter {name} exists only if {other} is {' or '.join(map(str, values))}; "
         f"here it is {value}.",
         fix=f"leave {name} out.",
         setting=name,

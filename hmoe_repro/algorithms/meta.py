@@ -116,7 +116,7 @@ class ARM(ERM):
             raise HmoeError(
                 "ARM gives its network a channel that is learnt, of which nothing can be computed "
                 "beforehand.",
-                fix="frozen_stages=0.",
+                fix="set frozen_stages=0.",
             )
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):

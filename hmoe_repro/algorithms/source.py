@@ -542,7 +542,7 @@ def _refuse_module(name: str, root: Path, files: dict[str, Path]):
     else:
         return
     raise HmoeError(
-        f"the module {name} in {root} is {problem}, which no run can carry.",
+        f"the module {name} in {root} is {problem}, which cannot be stored with a run.",
         fix="install it as a package (pip install, without --editable).",
     )
 
@@ -623,7 +623,7 @@ def _refuse_import_by_name(node: ast.Call, folder: Path):
     """Raise `HmoeError` for a call that imports a module of the user's by a text."""
     name = _imported_by_name(node)
     if name and _files_of(folder, name):
-        cause = f"{ast.unparse(node)}: a module of yours that is imported by a text."
+        cause = f"{ast.unparse(node)}: this imports your module by a text."
         raise HmoeError(cause, fix=f"write `import {name}`.")
 
 
@@ -656,8 +656,8 @@ def _siblings_of_module(path: str, folder: Path, siblings: dict[str, str]):
     try:
         _siblings(siblings[path], folder, path.count("/"), siblings)
     except SyntaxError as error:
-        cause = f"{path} is no Python: {error.msg} (line {error.lineno})."
-        raise HmoeError(cause, fix="mend that line.") from None
+        cause = f"{path} is not valid Python: {error.msg} (line {error.lineno})."
+        raise HmoeError(cause, fix="correct that line.") from None
 
 # %% ../../nbs/04_algorithms/20_source.ipynb #def-relative
 def _alias_as_relative(alias: ast.alias, subset: set[str], dots: str) -> list[str]:
@@ -761,7 +761,7 @@ def _declared_files(texts: Iterable[str], folder: Path) -> dict[str, DeclaredFil
             raise HmoeError(cause, fix="its path, from the folder of the Python file.")
         declared = DeclaredFile(str(location), digest_of(location), location.stat().st_size)
         if files.setdefault(name, declared) != declared:
-            raise HmoeError(f"files declares {name!r} twice.", fix="a name for each file.")
+            raise HmoeError(f"files declares {name!r} twice.", fix="give each file another name.")
     return files
 
 # %% ../../nbs/04_algorithms/20_source.ipynb #def-source-of

@@ -300,19 +300,25 @@ def _frames(studies: list[str], store: str) -> dict:
     return frames
 
 
-def _measured_parts(claim: Claim, profile: str, store: str) -> list[Part]:
-    """Return the parts of a claim that were measured on studies of one profile alone."""
+def _measured_parts(claim: Claim, wanted, store: str) -> list[Part]:
+    """Return the parts of a claim that have a number, of those whose studies are wanted.
+
+    Args:
+        claim: the claim.
+        wanted: function of a tuple of studies: whether they are.
+        store: folder of records, as in `study_file`.
+    """
     needed = {}
     for table in (claim.arguments, *claim.benchmarks):
-        studies = table.get("studies", ())
-        if _of_profile(studies, profile):
+        studies = tuple(table.get("studies", ()))
+        if studies and wanted(studies):
             needed.update(dict.fromkeys(studies))
     frames = _frames(list(needed), store)
     if not frames:
         return []
     parts = []
     for part in evaluate_claim(claim, frames).parts:
-        if _of_profile(part.studies, profile) and not math.isnan(part.evidence.value):
+        if wanted(part.studies) and not math.isnan(part.evidence.value):
             parts.append(part)
     return parts
 
@@ -347,13 +353,19 @@ def page_answer(
         HmoeError: for an unknown claim.
     """
     by_key = {claim.key: claim for claim in read_claims()}
+    listed = [by_key[check_choice(key, by_key, "claim")] for key in claims]
     own_data = _datasets(studies)
-    other = None
-    for key in claims:
-        claim = by_key[check_choice(key, by_key, "claim")]
-        for part in _measured_parts(claim, profile, store):
-            if not set(part.studies).isdisjoint(studies):
-                return part_answer(claim, part)
-            if other is None and _datasets(part.studies) <= own_data:
-                other = part_answer(claim, part, source=part.studies[0])
-    return other
+
+    def is_own(names: tuple[str, ...]) -> bool:
+        return _of_profile(names, profile) and not set(names).isdisjoint(studies)
+
+    def is_alike(names: tuple[str, ...]) -> bool:
+        return _of_profile(names, profile) and _datasets(names) <= own_data
+
+    for claim in listed:
+        for part in _measured_parts(claim, is_own, store):
+            return part_answer(claim, part)
+    for claim in listed:
+        for part in _measured_parts(claim, is_alike, store):
+            return part_answer(claim, part, source=part.studies[0])
+    return None

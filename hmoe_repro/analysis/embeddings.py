@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['EMBEDDINGS', 'COLOUR_NAMES', 'UNSEEN', 'EQUAL_USE', 'tsne', 'subset', 'frame_only', 'plot_codes', 'display_rgb',
-           'tiled', 'plot_strip', 'plot_panels', 'panels_figure', 'factor_style', 'place_codes', 'codes_figure',
-           'runs_with_codes', 'plot_factor_grid', 'heat_map', 'heat_maps', 'factor_maps', 'plot_settings']
+           'tiled', 'plot_strip', 'plot_panels', 'panels_figure', 'panels_finding', 'panels_note', 'factor_style',
+           'place_codes', 'codes_figure', 'runs_with_codes', 'plot_factor_grid', 'heat_map', 'heat_maps', 'factor_maps',
+           'plot_factors', 'plot_settings']
 
 # %% ../../nbs/07_analysis/07_embeddings.ipynb #imports
 import itertools
@@ -16,7 +17,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from .clusters import confusion, nmi_table, partitions, scored_runs
+from .clusters import FOUND_NMI, confusion, nmi_table, partitions, scored_runs
 from .plotting import shared_legend
 from .results import arrays as stored_arrays
 from .results import has_arrays
@@ -199,7 +200,7 @@ def plot_strip(axis, images, columns: int = 8, lines: int = 2, empty: str = "emp
         lines: number of lines.
         empty: the word that is shown if there are no images.
     """
-    frame_only(axis, framed=not len(images))
+    frame_only(axis)
     steps = np.linspace(0, len(images) - 1, min(len(images), lines * columns))
     picked = display_rgb(images[steps.round().astype(int)])
     axis.imshow(tiled(picked, columns, lines), interpolation="nearest")
@@ -234,6 +235,23 @@ class _PanelColumn(NamedTuple):
     names: dict[int, str]
 
 
+def _experts_by_domain(parts: dict, num_experts: int) -> list[int]:
+    """Return the experts in the order of the domains with most of their images, empty ones last.
+
+    Args:
+        parts: `partitions` of a run.
+        num_experts: K.
+    """
+
+    def place(expert: int) -> tuple:
+        domains = parts["domain"][parts["expert"] == expert]
+        if not len(domains):
+            return True, 0, 0
+        return False, int(np.bincount(domains).argmax()), -len(domains)
+
+    return sorted(range(num_experts), key=place)
+
+
 def _panel_columns(arrays: dict, names) -> list[_PanelColumn]:
     """Return the three columns of `plot_panels`."""
     parts = partitions(arrays)
@@ -241,7 +259,8 @@ def _panel_columns(arrays: dict, names) -> list[_PanelColumn]:
     images = arrays["panel_images"]
     test_experts = np.asarray(arrays["gate_test"]).argmax(1)
     test_images = arrays["panel_test"]
-    experts = {k: f"expert {k}" for k in range(arrays["gate_out"].shape[1])}
+    num_experts = arrays["gate_out"].shape[1]
+    experts = {k: f"expert {k}" for k in _experts_by_domain(parts, num_experts)}
     domains = {d: names[d] for d in np.unique(parts["domain"])}
     held_out = " and ".join(names[d] for d in np.unique(arrays["domain_test"]))
     return [
@@ -257,7 +276,7 @@ def _panel_columns(arrays: dict, names) -> list[_PanelColumn]:
     ]
 
 
-def plot_panels(figure, arrays: dict, names, columns: int = 8, lines: int = 2):
+def plot_panels(figure, arrays: dict, names, columns: int = 6, lines: int = 2):
     """Draw HMOE's Fig. 6: samples of each domain and of each expert, and test images by expert.
 
     Args:
@@ -282,24 +301,44 @@ def plot_panels(figure, arrays: dict, names, columns: int = 8, lines: int = 2):
         axes[0].set_title(column.title)
 
 
-def panels_figure(run, arrays: dict, names, scale: str):
-    """Return `plot_panels` of a run as a figure whose title says how decided the gate is.
+def panels_figure(run, arrays: dict, names):
+    """Return `plot_panels` of a run as a figure.
 
     Args:
         run: a row of `scored_runs`.
         arrays: its arrays.
         names: `names[d]` is the name of domain d.
-        scale: first line of the title, such as the scale of the study.
     """
-    figure = plt.figure(figsize=(8.2, 0.62 * max(run.K, len(names) - 1) + 0.7))
+    figure = plt.figure(figsize=(8.2, 0.75 * max(run.K, len(names) - 1) + 0.4))
     plot_panels(figure, arrays, names)
-    share = 100 * run.share_of_log_K
-    title = f"{run.algorithm}, test: {run.test_domain}, trial seed {run.trial_seed}"
-    title += f". NMI with domains {run.nmi_domain:.2f}; gate entropy {share:.0f} % of log K"
-    if share >= 90:
-        title += ", experts hardly differ"
-    figure.suptitle(f"{scale}\n{title}", fontsize=9)
     return figure
+
+
+def panels_finding(run) -> str:
+    """Return what `panels_figure` shows, in words: whether experts follow the domains.
+
+    Args:
+        run: a row of `scored_runs`.
+    """
+    if run.nmi_domain >= FOUND_NMI:
+        verb = "follow"
+    elif run.nmi_domain >= 0.5:
+        verb = "partly follow"
+    else:
+        verb = "do not follow"
+    return f"The experts of {run.algorithm} {verb} the domains (NMI {run.nmi_domain:.2f})"
+
+
+def panels_note(run) -> str:
+    """Return which run `panels_figure` shows, and how decided its gate is.
+
+    Args:
+        run: a row of `scored_runs`.
+    """
+    share = 100 * run.share_of_log_K
+    note = f"Test domain {run.test_domain}, trial seed {run.trial_seed}. "
+    note += f"Gate entropy {share:.0f} % of log K"
+    return f"{note}, experts hardly differ" if share >= 90 else note
 
 # %% ../../nbs/07_analysis/07_embeddings.ipynb #def-factor-style
 COLOUR_NAMES = {"colour": {"red": "#E34A33", "green": "#2CA25F"}}
@@ -534,6 +573,36 @@ def factor_maps(
             table = confusion(arrays, names, factor).rename_axis(title)
             tables.append((f"images by {title} and expert", table))
     return heat_maps(tables, columns=3, size=(2.9, 2.7))
+
+# %% ../../nbs/07_analysis/07_embeddings.ipynb #def-plot-factors
+def plot_factors(scores: pd.DataFrame, factor_names: dict | None = None):
+    """Draw the NMI of experts and known factors: a panel for each algorithm, a dot for each run.
+
+    Args:
+        scores: rows of `factor_scores`.
+        factor_names: factor -> its name.
+
+    Returns:
+        A figure of matplotlib. The factor with the highest mean of the first algorithm is on top;
+        HMOE-DL, which is given the domains, comes last. Bars are means.
+    """
+    algorithms = sorted(set(scores.algorithm), key=lambda name: (name == "HMOE-DL", name))
+    first = scores[scores.algorithm == algorithms[0]]
+    factors = list(first.groupby("factor").nmi.mean().sort_values(ascending=False).index)
+    names = [(factor_names or {}).get(factor, factor) for factor in factors]
+    size = (1.6 + 1.9 * len(algorithms), 0.4 * len(factors) + 1.1)
+    figure, axes = plt.subplots(1, len(algorithms), sharey=True, figsize=size, squeeze=False)
+    for algorithm, axis in zip(algorithms, axes[0]):
+        part = scores[scores.algorithm == algorithm]
+        at = part.factor.map(factors.index)
+        axis.scatter(part.nmi, at, s=16, color=PALETTE[0], alpha=0.6, linewidths=0)
+        means = part.groupby("factor").nmi.mean()
+        look = {"marker": "|", "ls": "none", "color": "k", "ms": 13, "mew": 2}
+        axis.plot(means, [factors.index(factor) for factor in means.index], **look)
+        axis.set(title=algorithm, xlim=(-0.04, 1.04), xlabel="NMI of experts and factor")
+        axis.grid(axis="y", visible=False)
+    axes[0][0].set(yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.5, -0.5))
+    return figure
 
 # %% ../../nbs/07_analysis/07_embeddings.ipynb #def-plot-settings
 EQUAL_USE = ("experts_used", "effective_experts")  # columns that are K if all experts are used

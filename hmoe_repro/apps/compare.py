@@ -94,13 +94,15 @@ def _item(domain: str, dataset: Dataset, i: int) -> tuple[torch.Tensor, int]:
     image, label = item
     if not isinstance(image, torch.Tensor):
         cause = f"{where} gives {type(image).__name__} as image, not a tensor."
-        raise HmoeError(cause, fix="a transform that ends with ToTensor().")
+        raise HmoeError(cause, fix="add a transform that ends with ToTensor().")
     try:
         whole = int(label)
     except (TypeError, ValueError):
         whole = None
     if whole is None or whole != label:
-        raise HmoeError(f"{where} has the label {label!r}.", fix="whole numbers from 0.")
+        raise HmoeError(
+            f"{where} has the label {label!r}.", fix="use whole numbers from 0 as labels."
+        )
     return image, whole
 
 
@@ -114,16 +116,20 @@ def _read(domain: str, dataset: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
     where = f"the Dataset of domain {domain!r}"
     count = len(dataset) if hasattr(dataset, "__len__") else 0
     if not count:
-        raise HmoeError(f"{where} has no length, or no images.", fix="one with len() and [i].")
+        raise HmoeError(
+            f"{where} has no length, or no images.", fix="use a Dataset with len() and [i]."
+        )
     items = [_item(domain, dataset, i) for i in range(count)]
     images = [image for image, _ in items]
     labels = [label for _, label in items]
     if any(image.shape != images[0].shape for image in images):
-        raise HmoeError(f"{where} has images of several shapes.", fix="a transform that resizes.")
+        raise HmoeError(
+            f"{where} has images of several shapes.", fix="add a transform that resizes."
+        )
     for i in range(0, count, math.ceil(count / 32)):
         again, _ = _item(domain, dataset, i)
         if not torch.equal(images[i], again):
-            cause = f"{where} gives another image each time it is asked."
+            cause = f"{where} gives another image at each call."
             raise HmoeError(cause, fix="leave its random transform out.")
     return torch.stack(images), torch.tensor(labels)
 
@@ -261,7 +267,7 @@ def as_dataset(data: Mapping, classes: Sequence | None = None) -> MultiDomainDat
     (['day', 'night'], ['cat', 'dog'])
     """
     if not data:
-        raise HmoeError("there is no domain.", fix="{domain: (x, y), another domain: (x, y)}.")
+        raise HmoeError("the data have no domain.", fix="{domain: (x, y), another domain: (x, y)}.")
     pairs = {str(domain): _pair(str(domain), source) for domain, source in data.items()}
     labels = {domain: sorted(set(y.flatten().tolist())) for domain, (_, y) in pairs.items()}
     names = _class_names(data, labels, classes)
@@ -312,7 +318,7 @@ def _registered(data, classes: Sequence[str] | None = None) -> str:
         data = _register(data)
     if not isinstance(data, (str, Path)):
         raise HmoeError(
-            f"{type(data).__name__} is no data to compare algorithms on.",
+            f"{type(data).__name__} cannot be used as data.",
             fix="a name, a folder <domain>/<class>/<image>, or {domain: (x, y) or Dataset}.",
         )
     name = find_dataset(str(data))
@@ -381,7 +387,7 @@ def _as_list(values, kind: str, example) -> list:
         raise HmoeError(f"no {kind} to train with: {values!r}.", fix=fix)
     for value in as_list:
         if as_list.count(value) > 1:
-            raise HmoeError(f"the {kind} {value!r} is there twice.", fix=fix)
+            raise HmoeError(f"the {kind} {value!r} is given twice.", fix=fix)
     return as_list
 
 

@@ -283,7 +283,9 @@ def _check_group_names(group_names: list[str], count: int) -> list[str]:
     stripped = [name.strip() for name in group_names]
     for name in stripped:
         if name in ("", ".", "..") or set(name) & set("/\\"):
-            raise HmoeError(f"a group cannot have the name {name!r}.", fix="letters and digits.")
+            raise HmoeError(
+                f"a group cannot have the name {name!r}.", fix="use letters and digits."
+            )
     return stripped
 
 

@@ -401,7 +401,7 @@ def _exported_files(folder: Path, config: dict) -> dict[str, str]:
         cause = f"{folder} has the model of run {', '.join(_identity(existing))}."
     except (OSError, ValueError, KeyError, TypeError):
         cause = f"{folder} is not empty, and not a folder that `hmoe export` wrote."
-    raise HmoeError(cause, fix="another --output.")
+    raise HmoeError(cause, fix="choose another --output.")
 
 
 def _write_weights(model: TrainedModel, path: Path, text: str):
@@ -507,7 +507,10 @@ def export_model(
     modes = model.algorithm.modes
     mode = check_choice(mode or modes[0], modes, f"mode of {algorithm}")
     if as_bytes and not is_graph:
-        raise HmoeError("weights do not say what images are.", fix="--bytes with a graph.")
+        raise HmoeError(
+            "--bytes sets the input of a graph, and the format safetensors has no graph.",
+            fix="leave --bytes out, or add --format torch-export or onnx.",
+        )
     if format == "onnx":
         _onnxruntime()
     if is_graph:
@@ -532,7 +535,7 @@ def export_model(
         difference = _difference(outputs, expected)
         if difference > TOLERANCE:
             cause = f"{file_name} of {algorithm} differs from the library by {difference:.1g}."
-            raise HmoeError(cause, fix="another format.")
+            raise HmoeError(cause, fix="choose another format.")
         os.replace(path, ensure_writable(folder) / file_name)
     _describe(folder, model, config, text)
     return folder / file_name, difference

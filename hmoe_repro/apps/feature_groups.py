@@ -91,7 +91,7 @@ def feature_space(features, classes, num_classes: int | None = None) -> FeatureG
     x = _of_length_1(features)
     classes = np.asarray(classes)
     if not np.isfinite(x).all():
-        raise HmoeError("features are not finite.", fix="other weights of the network.")
+        raise HmoeError("features are not finite.", fix="use other weights of the network.")
     means = []
     for c in range(num_classes or classes.max() + 1):
         in_class = classes == c
@@ -185,7 +185,9 @@ def stability_table(points: np.ndarray, most: int = 8) -> pd.DataFrame:
         HmoeError: for fewer than 20 points.
     """
     if len(points) < 20:
-        raise HmoeError(f"{len(points)} images are too few to group.", fix="at least 20.")
+        raise HmoeError(
+            f"{len(points)} images are too few to group.", fix="use at least 20 images."
+        )
     without_groups = np.random.default_rng(0).normal(size=points.shape) * points.std(0)
     rows = []
     for k in range(2, min(most, len(points) // 10) + 1):

@@ -251,7 +251,7 @@ def _domains_from_csv(images: pd.DataFrame, path: Path, name: str) -> list:
     contradictory = domains[domains > 1]
     if len(contradictory):
         cause = f"{path.name} names two domains of {contradictory.index[0]!r}."
-        raise HmoeError(cause, fix="name one.")
+        raise HmoeError(cause, fix="name one domain for each file.")
     known = {file: domain for file, domain in table.itertuples(index=False) if file and domain}
     files = [unicodedata.normalize("NFC", file) for file in images.file]
     absent = sorted(set(known) - set(files))

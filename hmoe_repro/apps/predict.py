@@ -194,9 +194,9 @@ def _is_folder(model, folder: Path) -> bool:
     """
     fix = "the folder that `hmoe export` wrote, or the id of a run."
     if folder.is_file():
-        raise HmoeError(f"{model} is no folder with a model.", fix=fix)
+        raise HmoeError(f"{model} is not a folder with a model.", fix=fix)
     if len(folder.parts) > 1 and not folder.exists():
-        raise HmoeError(f"{model} is not there.", fix=fix)
+        raise HmoeError(f"{model} does not exist.", fix=fix)
     may_be_id = len(folder.parts) == 1
     return folder.is_dir() and (not may_be_id or (folder / CONFIG_FILE).exists())
 
@@ -367,7 +367,10 @@ def predict_folder(
     root = expanded(folder)
     files = [root.name] if root.is_file() else image_files(folder)
     if not files:
-        raise HmoeError(f"{folder} has no images ({' '.join(IMAGE_SUFFIXES)}).", fix="another one.")
+        raise HmoeError(
+            f"{folder} has no images ({' '.join(IMAGE_SUFFIXES)}).",
+            fix="name a folder that has some.",
+        )
     root = root.parent if root.is_file() else root
     readable, outputs, unreadable = forward_files(
         model, root, files, mode=mode, skip_unreadable=skip_unreadable, on_progress=on_progress
@@ -402,7 +405,7 @@ def _as_image(image) -> Image.Image:
             raise Refused(f"its shape is {values.shape}")
         return Image.fromarray(to_levels(values)).convert("RGB")
     except (ValueError, OSError) as error:
-        cause = f"this {type(image).__name__} is no image that can be read: {first_line(error)}."
+        cause = f"this {type(image).__name__} cannot be read as an image: {first_line(error)}."
         raise HmoeError(cause, fix=fix) from None
 
 
@@ -430,7 +433,7 @@ def predict_images(model: TrainedModel, images, mode: str | None = None):
     several = isinstance(images, list | tuple)
     sources = list(images) if several else [images]
     if not sources:
-        raise HmoeError("there is no image in the list.", fix="at least one.")
+        raise HmoeError("the list of images is empty.", fix="pass at least one image.")
     parts = []
     for start in range(0, len(sources), 256):
         pixels = [model.pixels(_as_image(image)) for image in sources[start : start + 256]]

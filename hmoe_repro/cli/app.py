@@ -183,7 +183,7 @@ def _run_command() -> int:
     message = ""
     try:
         if CONFIG.workers < 0:
-            raise HmoeError("HMOE_WORKERS is not a number of processes.", fix="HMOE_WORKERS=2.")
+            raise HmoeError("HMOE_WORKERS is not a number of processes.", fix="set HMOE_WORKERS=2.")
         status = app(standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         status = INTERRUPTED

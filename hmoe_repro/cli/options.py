@@ -65,7 +65,7 @@ def writable_file(path: str | None) -> str | None:
     if os.access(os.path.dirname(full), os.W_OK):
         return str(plain_file(full))
     reason = "its folder does not exist or is not writable"
-    raise HmoeError(f"cannot write {path}: {reason}.", fix="another --output.")
+    raise HmoeError(f"cannot write {path}: {reason}.", fix="choose another --output.")
 
 # %% ../../nbs/11_cli/01_options.ipynb #def-wrote
 def path_from_here(path) -> str:

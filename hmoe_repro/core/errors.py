@@ -112,11 +112,11 @@ def system_error(error: OSError) -> HmoeError:
         message = first_line(error)
         kind = type(error).__name__
         cause = kind if message == kind else f"{kind}: {message.rstrip('.')}"
-        return HmoeError(f"{cause}.", fix="the file or the connection that this is about.")
+        return HmoeError(f"{cause}.", fix="check the file or the connection that is named.")
     cause = error.strerror or type(error).__name__
     if error.filename:
         cause += f": {error.filename}"
-    fix = "another path, or its permissions."
+    fix = "name another path, or change its permissions."
     if error.errno in DISK_FULL:
         fix = "make room on that disk; what is finished is kept, and the same command resumes."
     return HmoeError(f"{cause}.", fix=fix)
@@ -303,7 +303,9 @@ def time_limit(times: int = 1):
     """
     text = os.environ.get("HMOE_FILE_SECONDS") or "60"
     if not (text.isdecimal() and len(text) < 7):
-        raise HmoeError(f"HMOE_FILE_SECONDS={text} is no number of seconds.", fix="such as 60.")
+        raise HmoeError(
+            f"HMOE_FILE_SECONDS={text} is not a number of seconds.", fix="write 60, for example."
+        )
     seconds = times * int(text)
 
     def stop(*_):

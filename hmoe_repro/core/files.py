@@ -60,7 +60,7 @@ def expanded(path) -> Path:
     full = Path(os.path.expanduser(path))
     first = full.parts[0] if full.parts else ""
     if first.startswith("~") and not Path(first).exists():
-        raise HmoeError(f"{path}: no user has the home folder {first}.", fix="the path.")
+        raise HmoeError(f"{path}: no user has the home folder {first}.", fix="correct the path.")
     return full
 
 
@@ -73,7 +73,7 @@ def resolved(path) -> Path:
     try:
         return expanded(path).resolve()
     except RuntimeError:  # from Python 3.13 on it is the first access that fails
-        raise HmoeError(f"{path}: its links lead in a circle.", fix="another path.") from None
+        raise HmoeError(f"{path}: its links lead in a circle.", fix="name another path.") from None
 
 
 FOLDERS: dict[str, str] = {}  # variable -> the folder that this process uses in its place
@@ -161,10 +161,10 @@ def plain_file(path: Path, verb: str = "write") -> Path:
         special = path.exists() and not path.is_file()
     except (OSError, ValueError) as error:  # a name that is too long, or with NUL in it
         why = getattr(error, "strerror", None) or error
-        raise HmoeError(f"cannot {verb} {path} ({why}).", fix="another name.") from None
+        raise HmoeError(f"cannot {verb} {path} ({why}).", fix="use another name.") from None
     if special:
         kind = "a folder" if path.is_dir() else "no regular file (a device, FIFO or socket)"
-        raise HmoeError(f"cannot {verb} {path}: it is {kind}.", fix="the path of a regular file.")
+        raise HmoeError(f"cannot {verb} {path}: it is {kind}.", fix="name a regular file.")
     return path
 
 

@@ -30,7 +30,7 @@ def seed_everything(seed: int):
         HmoeError: for a seed of more than 64 bits.
     """
     if not -(2**63) <= seed < 2**64:
-        raise HmoeError(f"seed {seed} has more than 64 bits.", fix="a smaller seed.")
+        raise HmoeError(f"seed {seed} has more than 64 bits.", fix="use a smaller seed.")
     import numpy as np
     import torch
 

@@ -140,19 +140,21 @@ def open_settings(path, name: str = "") -> SettingsFile:
         if size > MAX_SETTINGS_BYTES:
             most = f"{MAX_SETTINGS_BYTES:,} are the most of a settings file"
             cause = f"{name} has {size:,} bytes; {most}."
-            raise HmoeError(cause, fix="several files.")
+            raise HmoeError(cause, fix="divide it into several files.")
         text = Path(path).read_text(encoding="utf-8-sig")  # Windows editors add a mark
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise HmoeError(f"cannot read {name} ({why}).", fix="the path of a TOML file.") from None
+        raise HmoeError(f"cannot read {name} ({why}).", fix="name a TOML file.") from None
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         match = re.search(r"at line (\d+)", str(error))
         line = match[1] if match else max(1, len(text.splitlines()))
         problem = str(error).split(" (at ")[0]
-        raise HmoeError(f"{name}, line {line}: not TOML: {problem}.", fix="that line.") from None
+        raise HmoeError(
+            f"{name}, line {line}: not TOML: {problem}.", fix="correct that line."
+        ) from None
     except (RecursionError, ValueError):
         cause = f"{name} is nested too deeply, or has a number of thousands of digits."
-        raise HmoeError(cause, fix="flat tables, smaller numbers.") from None
+        raise HmoeError(cause, fix="use flat tables and smaller numbers.") from None
     return SettingsFile(name, text, content, Path(path).absolute().parent)

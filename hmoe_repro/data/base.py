@@ -48,23 +48,27 @@ def check_domains(data: Domains, amounts: list[int], labels: list[torch.Tensor])
         HmoeError: otherwise.
     """
     if not len(data.domain_names) == len(amounts) == len(labels):
-        raise HmoeError(f"{data.name}: domain names, images and labels differ in number.")
+        cause = f"{data.name}: domain names, images and labels differ in number."
+        raise HmoeError(cause, fix="give each domain a name, its images and its labels.")
     if len(set(data.domain_names)) < len(data.domain_names):
         names = ", ".join(data.domain_names)
-        raise HmoeError(f"{data.name}: two domains have the same name ({names}).")
+        cause = f"{data.name}: two domains have the same name ({names})."
+        raise HmoeError(cause, fix="give each domain another name.")
     for domain, amount, y in zip(data.domain_names, amounts, labels):
         where = f"{data.name}: domain {domain!r}"
         if amount == 0:
-            raise HmoeError(f"{where} has no images.")
+            raise HmoeError(f"{where} has no images.", fix="leave this domain out.")
         if amount != len(y):
-            raise HmoeError(f"{where} has {amount} images and {len(y)} labels.")
+            cause = f"{where} has {amount} images and {len(y)} labels."
+            raise HmoeError(cause, fix="give one label for each image.")
         if y.dtype != torch.int64 or y.dim() != 1:
             raise HmoeError(
                 f"{where} has labels of type {y.dtype} and shape {tuple(y.shape)}.",
-                fix="torch.int64, one for each image.",
+                fix="give torch.int64 labels, one for each image.",
             )
         if y.min() < 0 or y.max() >= data.num_classes:
-            raise HmoeError(f"{where} has labels outside 0..{data.num_classes - 1}.")
+            cause = f"{where} has labels outside 0..{data.num_classes - 1}."
+            raise HmoeError(cause, fix="number the classes from 0, and name every class.")
 
 # %% ../../nbs/02_data/01_base.ipynb #def-as-input
 def as_input(images: torch.Tensor, device="cpu") -> torch.Tensor:
@@ -211,11 +215,12 @@ def _check_images(data: MultiDomainDataset):
         if shape != data.input_shape:
             first = data.domain_names[0]
             cause = f"{data.name}: images of {domain!r} are {shape}, those of {first!r} "
-            raise HmoeError(f"{cause}{data.input_shape}.")
+            raise HmoeError(f"{cause}{data.input_shape}.", fix="resize all images to one shape.")
     for factor, values in data.factors.items():
         if [len(v) for v in values] != [len(y) for y in data.labels]:
             raise HmoeError(
-                f"{data.name}: factor {factor!r} does not have one value for each image."
+                f"{data.name}: factor {factor!r} does not have one value for each image.",
+                fix=f"give a value of {factor} for each image of each domain.",
             )
 
 # %% ../../nbs/02_data/01_base.ipynb #def-averaged

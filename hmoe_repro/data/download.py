@@ -112,7 +112,7 @@ def _attempt(url: str, part: Path, mark: Path, timeout: float, on_progress) -> s
         if error.code == 416:  # there is nothing from this byte on: start again
             mark.unlink()
         elif error.code not in (408, 425, 429, 500, 502, 503, 504):
-            raise HmoeError(f"{url}: {reason}.", fix="another source.") from None
+            raise HmoeError(f"{url}: {reason}.", fix="try another source.") from None
         return reason
     except (OSError, http.client.HTTPException) as error:
         return first_line(getattr(error, "reason", None) or error)
@@ -159,8 +159,8 @@ def download(
     part = target.with_name(f"{target.name}.part")
     mark = target.with_name(f"{target.name}.mark")
     if not url.startswith(("http://", "https://")):
-        cause = f"{url} is no web address."
-        raise HmoeError(cause, fix="one that begins with https:// or http://.")
+        cause = f"{url} is not a web address."
+        raise HmoeError(cause, fix="use one that begins with https:// or http://.")
     if target.exists():
         _refuse_other(target, checksum, str(target))
         return target
@@ -329,7 +329,7 @@ def unpack(archive, folder, on_progress=None) -> Path:
         if isinstance(error, OSError) and error.errno != errno.EINVAL:  # an offset before the file
             raise HmoeError(
                 f"{archive.name} cannot be unpacked ({error.strerror or error}).",
-                fix=f"free space and permissions in {folder.parent}.",
+                fix=f"check free space and permissions in {folder.parent}.",
             ) from None
         why = "unsafe" if isinstance(error, tarfile.FilterError) else "damaged or no archive"
         cause = f"{archive.name} is {why} ({first_line(error).rstrip(':')})."
@@ -344,7 +344,7 @@ def _nearest(parts: list[Path], name: str) -> Path:
         for part in parts:
             for path in sorted(part.glob("*/" * depth + name)):
                 return path
-    raise BadArchive(f"what was unpacked has no {name}.", fix="another source.")
+    raise BadArchive(f"what was unpacked has no {name}.", fix="try another source.")
 
 
 def _arrange(name: str, parts: list[Path], out: Path):
@@ -415,14 +415,16 @@ def _arrange_terra(parts: list[Path], out: Path):
             if {"images", "annotations", "categories"} <= set(table):
                 tables.append(table)
     if not tables:
-        raise BadArchive("what was unpacked has no annotations of CCT20.", fix="another source.")
+        raise BadArchive(
+            "what was unpacked has no annotations of CCT20.", fix="try another source."
+        )
     plan = terra_plan(tables)
     images = {path.name: path for path in paths if is_image(path.name)}
     missing = sorted(set(plan.values()) - set(images))
     if missing:
         raise BadArchive(
             f"{len(missing):,} annotated images are not in the archive ({', '.join(missing[:5])}).",
-            fix="another source.",
+            fix="try another source.",
         )
     for new, file in plan.items():
         (out / new).parent.mkdir(parents=True, exist_ok=True)
@@ -467,7 +469,7 @@ def prepare_dataset(name: str, archives: list, data_dir=None, on_progress=None) 
         try:
             notes = read_known(name, stage).notes
         except HmoeError as error:
-            raise BadArchive(error.cause, fix="another source.") from None
+            raise BadArchive(error.cause, fix="try another source.") from None
         os.rename(stage / target.name, target)
     finally:
         shutil.rmtree(stage, ignore_errors=True)
@@ -501,7 +503,7 @@ def _fetch(name: str, folder: Path, archives: dict[str, str], checksums, on_prog
         else:
             path = expanded(place).absolute()
             if not path.is_file():
-                fix = "the path or http(s) address of a zip or tar archive."
+                fix = "give the path or http(s) address of a zip or tar archive."
                 raise HmoeError(f"{place} does not exist.", fix=fix)
             _refuse_other(path, checksum, place)
         paths.append(path)

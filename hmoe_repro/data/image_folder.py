@@ -543,7 +543,7 @@ def _refuse_empty(found: Inventory, unsupported: list[str]):
             fix = f"the folder above, {found.root.parent}, of which this is one domain."
     elif unsupported:
         content = f"has no images that can be read: {'; '.join(unsupported)}"
-    raise HmoeError(f"{found.name}: {found.root} {content}; {LAYOUT} is needed.", fix=fix)
+    raise HmoeError(f"{found.name}: {found.root} {content}, but {LAYOUT} is needed.", fix=fix)
 
 
 def _empty_classes(found: Inventory) -> list[str]:

@@ -162,7 +162,7 @@ def checked_options(given: dict | None, base: dict = IMAGE_OPTIONS) -> dict:
         if name in _CHOICES:
             check_choice(value, _CHOICES[name], f"value of {name}")
         elif not isinstance(value, bool):
-            raise HmoeError(f"option {name} is true or false, got {value!r}.")
+            raise HmoeError(f"option {name} is true or false, got {value!r}.", fix=f"{name}=true.")
     return {**base, **given}
 
 # %% ../../nbs/02_data/07_loader.ipynb #def-watched
@@ -199,9 +199,11 @@ class LazyDataset(Domains):
     def check_seeds(self, indices: torch.Tensor, seeds: torch.Tensor | None):
         """Raise `HmoeError` for seeds of images that are not augmented, or in another number."""
         if seeds is not None and not self.augmented:
-            raise HmoeError(f"{self.name} has no augmented versions, so its images take no seeds.")
+            cause = f"{self.name} has no augmented versions, so its images take no seeds."
+            raise HmoeError(cause, fix="leave seeds out.")
         if seeds is not None and len(seeds) != len(indices):
-            raise HmoeError(f"{len(indices)} images need as many seeds, got {len(seeds)}.")
+            cause = f"{len(indices)} images need as many seeds, got {len(seeds)}."
+            raise HmoeError(cause, fix="give one seed for each image.")
 
     def inputs(
         self, position: int, indices: torch.Tensor, device="cpu", seeds: torch.Tensor | None = None

@@ -401,7 +401,7 @@ def _enter(text: str) -> str:
     if _OWN.get(name) == text:
         return name
     if not name:
-        raise HmoeError(f"{text} has no name of its own.", fix="a folder with a name.")
+        raise HmoeError(f"{text} has no name.", fix="use a folder with a name.")
     if name in DATASETS:
         fix = f"rename the folder or function, or use --dataset {name}."
         owner = f"a data set of {'yours' if name in _OWN else 'this library'}"

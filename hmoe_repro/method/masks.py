@@ -92,7 +92,7 @@ def domain_indices(domain, num_domains: int, images: int | None = None) -> Tenso
     if domain is None:
         raise HmoeError(
             "a mask belongs to a domain, and none was given.",
-            fix="the domain of each image, or an ensemble of all masks.",
+            fix="pass the domain of each image, or use an ensemble of all masks.",
         )
     if isinstance(domain, Integral):
         domain = torch.full((1 if images is None else images,), int(domain))

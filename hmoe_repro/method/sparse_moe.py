@@ -450,7 +450,9 @@ def check_settings(
     check_choice(evaluation, ("dropless", "capacity"), "evaluation")
     check_choice(loss, ("balance", "product"), "loss")
     if num_experts < 1:
-        raise HmoeError(f"a layer of {num_experts} experts computes nothing.", fix="at least two.")
+        raise HmoeError(
+            f"a layer of {num_experts} experts computes nothing.", fix="use at least two experts."
+        )
     if not 1 <= k <= num_experts:
         raise HmoeError(
             f"a token cannot go to {k} of {num_experts} experts.",
@@ -459,7 +461,7 @@ def check_settings(
     if num_experts == 1 and loss == "balance":
         raise HmoeError(
             "the balance loss compares experts with each other, and there is only one.",
-            fix="at least two experts, or loss='product'.",
+            fix="use at least two experts, or loss='product'.",
         )
     if not 0 <= capacity_factor < math.inf:
         raise HmoeError(

@@ -140,7 +140,8 @@ def checked_value(name: str, value, declared: HParam):
     def refuse(due: str, got):
         """Raise the error that says what the value must be."""
         raise HmoeError(
-            f"hyper-parameter {name} must be {due}, got {got}. It means: {declared.doc}."
+            f"hyper-parameter {name} must be {due}, got {got}.",
+            fix=f"set {name} to such a value ({declared.doc}).",
         )
 
     if value in declared.words:

@@ -26,7 +26,13 @@ from ..analysis.answers import PageAnswer, page_answer
 from ..analysis.plotting import save_figure
 from ..analysis.protocol_diff import error_words, protocol_diff, setting_diff
 from ..analysis.results import available_results, results, runs, study_file
-from ..analysis.statistics import contrast_table, forest_plot, interval_note
+from hmoe_repro.analysis.statistics import (
+    contrast_table,
+    correction_note,
+    forest_plot,
+    forest_rows,
+    interval_note,
+)
 from ..analysis.tables import frame_parts, paper_numbers
 from ..analysis.writers import Line, first_sentence, markdown_table, save_table
 from ..core.errors import HmoeError, check_choice, plural
@@ -664,12 +670,6 @@ class Page(_Statements):
             notes |= dict.fromkeys(tables.table_notes(one_part))
         self.show("\n".join(f"- {note}" for note in notes))
 
-    def _is_own_contrast(self, baseline: str) -> bool:
-        """Return whether the page's own claim is about differences to a baseline."""
-        if self.own is None or self.own.claim.measure != "contrast":
-            return False
-        return self.own.claim.arguments.get("b", {}).get("algorithm") == baseline
-
     def contrasts(self, *baselines: str, frame=None, part="", block=None, hue=None, palette=None):
         """Write and display the differences to each of the baselines with 95 % intervals.
 
@@ -697,20 +697,27 @@ class Page(_Statements):
         self.show(" ".join(dict.fromkeys(map(interval_note, seeds))))
         for baseline in baselines:
             for name, rows in published.compared_parts(frame, baseline).items():
-                self.show(block(contrast_table(rows, baseline)))
+                stated = published.stated_rows(rows, baseline)
+                self.show(block(contrast_table(rows, baseline, stated)))
                 differences = table[(table.part == name) & (table.baseline == baseline)]
                 undertrained = published.undertrained_rows(rows)
                 note = f"Accuracy − {baseline} in points, with 95 % intervals"
-                note += ". Filled: significant after Holm's correction over this table"
+                note += f". Filled: significant {correction_note(differences)}"
                 note += ". Triangle, arrow: off the scale"
                 if undertrained:
                     note += ". †: undertrained"
+                every = block(differences)
+                drawn = forest_rows(every)
+                count = every[["algorithm", "mode"]].drop_duplicates().shape[0]
+                if len(drawn) < count:
+                    note += f". {len(drawn)} of {count} rows; the rest is in the table"
                 caption = provenance.caption(rows, bool(self.reduced))
                 against = f"contrasts_{baseline}" if baseline != table.baseline[0] else ""
-                figure = forest_plot(block(differences), undertrained, hue=hue, palette=palette)
+                figure = forest_plot(every, undertrained, hue=hue, palette=palette)
                 finding = published.contrast_finding(rows, baseline, name)
-                if self._is_own_contrast(baseline) and not (part or against or name):
-                    finding = self.finding or finding
+                is_about_claim = baseline in self.finding.split()
+                if is_about_claim and not (against or name):
+                    finding = self.finding
                 file_part = _joined("_", part, name, against)
                 self.figure(figure, file_part, finding, note, caption=caption)
 

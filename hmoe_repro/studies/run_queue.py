@@ -90,7 +90,7 @@ class Outcomes(dict):
         failed = self.ended("failed")
         for run_id, reason in failed.items():
             count = f"{len(failed)} of {len(self)} runs failed{self._stopped()}"
-            raise HmoeError(f"{count}; the first is {run_id}: {reason}")
+            raise HmoeError(f"{count}. The first is {run_id}: {reason}")
 
     def refuse_incomplete(self):
         """Raise `HmoeError` for the first run that is not complete."""

@@ -91,7 +91,7 @@ def _needed(config: RunConfig, rule: str) -> list[RunConfig]:
         raise HmoeError(
             f"leave-one-domain-out holds out two domains; {config.dataset} has {len(domains)}, so "
             "nothing would be left to train on.",
-            fix="another rule.",
+            fix="use another rule.",
         )
     pairs = [pair for pair in itertools.combinations(domains, 2) if held_out in pair]
     return [config] + [config.replace(test_domains=pair) for pair in pairs]
@@ -371,7 +371,9 @@ def _refuse_empty(notes: list[str], held_out: list[str]):
         raise HmoeError(f"there is no run to choose from. {notes[0]}")
     together = ", ".join(held_out)
     found = f"Those that were found hold out {together} together. " if together else ""
-    raise HmoeError(f"there is no run to choose from. {found}Fix: `hmoe runs` lists what there is.")
+    raise HmoeError(
+        f"there is no run to choose from. {found}".strip(), fix="`hmoe runs` lists the runs."
+    )
 
 
 def select_by_rule(

@@ -104,7 +104,7 @@ def _bounded_points(study: Study) -> list[_GridPoint]:
     points = list(itertools.islice(_grid_points(study), MAX_RUNS + 1))
     if len(points) > MAX_RUNS:
         cause = f"{study.file.name} has more than {MAX_RUNS:,} runs."
-        raise HmoeError(cause, fix="several studies.")
+        raise HmoeError(cause, fix="divide it into several studies.")
     return points
 
 

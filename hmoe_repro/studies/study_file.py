@@ -300,7 +300,7 @@ def _read_block(file: SettingsFile, top: dict, number: int, block: dict) -> RunG
         )
         raise problem.at(file.place("runs", number))
     if "variants" in merged and "grid" in merged:
-        problem = HmoeError("a grid lists variants, too.", fix="a grid, or variants.")
+        problem = HmoeError("a grid and variants exclude each other.", fix="leave one of them out.")
         raise problem.at(file.place(*setting_path(file, number, "grid")))
     try:
         runs = RunGrid(**merged)
@@ -363,7 +363,9 @@ def _read_search(file: SettingsFile, table: dict) -> dict:
     example = "HYPER_PARAMETER = { log_uniform = [low, high] }"
     search = _read_table(file, _Search, options, "search", valid=[example])
     if search.trials == 1 and (space or search.domainbed):
-        problem = HmoeError("trial 0 draws nothing.", fix="trials = 20, say.")
+        problem = HmoeError(
+            "the only trial, 0, draws nothing.", fix="set trials = 20, for example."
+        )
         raise problem.at(file.place("search"))
     return dict(search) | {"space": space}
 

@@ -72,13 +72,15 @@ class SweepOptions:
     def __post_init__(self):
         check_choice(self.engine, ENGINES, "engine")
         if self.gpus_per_run and self.engine != "ray":
-            raise HmoeError("a share of a GPU works with Ray only.", fix="--engine ray, or --jobs.")
+            raise HmoeError(
+                "a fraction of a GPU works with Ray only.", fix="add --engine ray, or use --jobs."
+            )
         if self.jobs == 0 and self.engine == "ray":
             raise HmoeError("runs on Ray are not trained in this process.", fix="jobs=None.")
         for name in ("jobs", "minutes"):
             value = getattr(self, name)
             if value is not None and value < 0:
-                raise HmoeError(f"{value} {name} are too few.", fix="0 or more.")
+                raise HmoeError(f"{value} {name} are too few.", fix="use 0 or more.")
         self.store = self.store or RunStore()
         self.device = "cuda" if self.gpus_per_run else str(resolve_device(self.device))
 

@@ -196,7 +196,7 @@ def declared_measurements(algorithm) -> list[Measurement]:
             raise HmoeError(
                 f"a measurement of {class_name} cannot be called {field!r}: the record has a field "
                 "of that name, or it is no Python identifier.",
-                fix="another name.",
+                fix="use another name.",
             )
         by_field[field] = measurement
     return [measurement for measurement in by_field.values() if measurement.applies(algorithm)]

@@ -115,7 +115,7 @@ def _refuse_images(lines: pd.DataFrame, data):
         row = unknown.iloc[0]
         raise HmoeError(
             f"{row.file} names {row.image}, which is not among the images of {data.name}.",
-            fix="the list, or the folder of the data set.",
+            fix="correct the list, or the folder of the data set.",
         )
     repeated = lines[lines.duplicated(["file", "image"])]
     if len(repeated):
@@ -159,7 +159,7 @@ def _require_train_lists(files: dict[tuple[str, str], Path], data):
             raise HmoeError(
                 f"no list {domain}_train.txt for domain {domain} of {data.name} "
                 f"(there are lists of: {present}).",
-                fix="add it.",
+                fix="add this list.",
             )
 
 

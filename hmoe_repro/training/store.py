@@ -556,7 +556,7 @@ def _ended_runs(study: str, run_ids: list[str], store: RunStore, allow_failed: b
         raise HmoeError(
             f"{plural(len(failed), 'run')} of study {study!r} failed, "
             f"first {failed[0]['run_id']}: {failed[0]['reason']}.",
-            fix="mend the cause and train them again, then publish.",
+            fix="remove the cause and train them again, then publish.",
         )
     return records
 
