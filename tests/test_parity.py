@@ -106,8 +106,8 @@ def test_twins_differ_in_the_precision_and_in_nothing_else():
     assert runs[0]["run_id"] != runs[1]["run_id"]
     notes = unpaired_notes(frame)
     assert len(notes) == 2
-    assert notes[0].startswith("no complete twin in bf16: ERM on +90%, seed 1 (run ")
-    assert notes[1].startswith("no complete twin in float32: ERM on +90%, seed 1 (run ")
+    assert notes[0].startswith("no complete run in bf16: ERM on +90%, seed 1 (run ")
+    assert notes[1].startswith("no complete run in float32: ERM on +90%, seed 1 (run ")
     more = frame_of([*runs, run("ERM", "+80%", 0, "float32")])
     assert len(precision_pairs(more, "float32", "float32-compile")) == 1
 
@@ -132,7 +132,7 @@ def test_no_pair_is_an_error_and_a_failure_a_note():
         "failed in bf16: ERM on -90%, seed 0",
         "failed in float32: ERM on +80%, seed 0",
         "failed in float32: ERM on -90%, seed 0",
-        "no complete twin in bf16: ERM on +90%, seed 0",
+        "no complete run in bf16: ERM on +90%, seed 0",
     ]
 
 
@@ -287,9 +287,9 @@ def test_the_page(warm_kernels, tmp_path):
     page = (tmp_path / "mnist" / "precision_parity.ipynb").read_text()
     for said in (
         "precision: bf16, float32",
-        "5 pairs of runs that differ in nothing but the precision",
+        "5 pairs of runs differ in nothing but the precision",
         "failed in bf16: HMOE-DN on -90%, seed 2",
-        "no complete twin in bf16: HMOE-DN on -90%, seed 2",
+        "no complete run in bf16: HMOE-DN on -90%, seed 2",
         "No change beyond seed noise",
         "is not excluded",
     ):
