@@ -286,7 +286,7 @@ def test_a_gradient_that_has_its_parameters_layout_is_left_alone():
 @pytest.mark.parametrize(
     "reported, said",
     [
-        (torch.tensor(1.0), r"update of Mine returned tensor\(1.\), which is no dictionary of n"),
+        (torch.tensor(1.0), r"update of Mine returned tensor\(1.\), not a dictionary of n"),
         (None, "returned None, which"),
         ({"loss": torch.zeros(2)}, "'loss': tensor.*, not a dictionary of numbers"),
         ({"loss": "low"}, "'loss': 'low'"),

@@ -173,7 +173,7 @@ def test_one_flipped_bit_is_refused_or_changes_nothing(made_of, folder):
         try:
             unpack(folder / "x", folder / "target")
         except HmoeError as error:
-            assert "Fix: free space and permissions" not in str(error), (bit, str(error))
+            assert "Fix: check free space and permissions" not in str(error), (bit, str(error))
         else:
             assert tree_of(folder / "target") == content, bit
         shutil.rmtree(folder / "target", ignore_errors=True)

@@ -4,10 +4,12 @@ import re
 
 import invented
 import numpy as np
+import pandas as pd
 import pytest
 
 from hmoe_repro.algorithms import algorithm_names, get_algorithm
 from hmoe_repro.analysis.published import label_block, label_blocks
+from hmoe_repro.apps.compare import Comparison
 
 pytestmark = pytest.mark.usefixtures("warm_kernels")
 
@@ -104,3 +106,21 @@ def test_the_page_has_two_blocks_and_says_what_is_missing(table1_page):
     assert re.match(r"- (No|Undecided): .* above ERM", verdict)
     assert any("against ERM" in line or "differs significantly from ERM" in line for line in more)
     assert any(line.startswith("- Against HMOE-DN MIX: ") for line in more)
+
+
+def test_a_saved_comparison_says_how_many_of_its_rows_the_picture_has(tmp_path):
+    names = [f"other {k}" for k in range(25)]
+    rows = [
+        (name, "default", domain, k - 9.0, k - 10.0, k - 8.0, False)
+        for k, name in enumerate(names)
+        for domain in ("ink", "oil", "Average")
+    ]
+    columns = ["algorithm", "mode", "test_domain", "difference", "low", "high", "significant"]
+    contrasts = pd.DataFrame(rows, columns=columns)
+    frame = pd.DataFrame({"algorithm": names, "finished": "2026-01-01T00:00:00"})
+    said = "20 of 25 rows; the rest in the table below."
+    for table, expected in ((contrasts, True), (contrasts[contrasts.difference < 5], False)):
+        comparison = Comparison("No.", frame[["algorithm"]], table, frame, [])
+        page = comparison.save(tmp_path / "page.html").read_text(encoding="utf-8")
+        assert (said in page) == expected
+        assert "<svg" in page

@@ -144,7 +144,7 @@ def test_what_cannot_run_says_why_before_it_is_trained(checkout, name, said):
     [
         ("Iterates", "keeps a count, which a checkpoint cannot hold"),
         ("Fussy", r"in line \d+ of algorithms.py \(`assert type.*`\): AssertionError\. Fix: that"),
-        ("Wrong", "KeyError: 'no_such_setting'.*Fix: that line of your checkout"),
+        ("Wrong", "KeyError: 'no_such_setting'.*Fix: correct that line of your checkout"),
     ],
 )
 def test_what_fails_in_training_names_its_cause(checkout, tmp_path, name, said):

@@ -225,7 +225,7 @@ def test_passing_errors_are_tried_again(status, server, tmp_path):
 @pytest.mark.parametrize("status", [404, 403, 401, 410])
 def test_lasting_errors_are_not(status, server, tmp_path):
     server.behave = lambda h: h.reply(b"no", status)
-    with pytest.raises(HmoeError, match=f"the server said {status}.*Fix: another source"):
+    with pytest.raises(HmoeError, match=f"the server said {status}.*Fix: try another source"):
         download(server.url, tmp_path / "f", **QUICK)
     assert len(server.asked) == 1
     assert not list(tmp_path.iterdir())

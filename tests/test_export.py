@@ -454,7 +454,7 @@ def test_one_image_in_every_form(place):
     [
         (np.zeros((3, 8, 8), np.uint8), "no image"),
         (np.full((8, 8, 3), 7.0), "no image"),
-        ([], "no image in the list"),
+        ([], "the list of images is empty"),
         ("nowhere.jpg", "cannot be read"),
     ],
 )

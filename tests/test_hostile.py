@@ -429,7 +429,7 @@ def test_a_limit_that_is_no_number_is_refused(tmp_path, monkeypatch, own_names):
     monkeypatch.setenv("HMOE_FILE_SECONDS", "soon")
     done = hmoe("train", "--algorithm", "mine.py:Mine", "--dataset", "DigitDomainsTiny",
         "--test-domain", "sketch", folder=tmp_path)  # fmt: skip
-    told(done, "HMOE_FILE_SECONDS=soon is no number of seconds")
+    told(done, "HMOE_FILE_SECONDS=soon is not a number of seconds")
 
 
 @pytest.mark.parametrize("option", ["--algorithm", "--dataset"])

@@ -375,7 +375,7 @@ def test_a_search_is_trained_chosen_and_exported(hmoe, tmp_path):
         (
             "\nimport nothing_of_that_name",
             "Mine",
-            r"ModuleNotFoundError: .* \(line 2\)\. Fix: that line of my own.py",
+            r"ModuleNotFoundError: .* \(line 2\)\. Fix: correct that line of my own.py",
         ),
         (MINE, "My Mine", r"no algorithm 'My Mine'\. Fix: name one that it has: Mine"),
         (None, "Mine", "cannot be read"),

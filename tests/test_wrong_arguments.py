@@ -219,7 +219,7 @@ def test_a_public_function_is_as_before_but_for_its_errors():
                 dict(most=1),
                 "size.*missing a required argument: 'folder'. Valid: folder, most, more",
             ),
-            (dict(folder=".", most=4), "No such file: there. Fix: another path"),
+            (dict(folder=".", most=4), "No such file: there. Fix: name another path"),
         ):
             with pytest.raises(HmoeError, match=said):
                 checked(**call)
@@ -270,10 +270,10 @@ def test_domains_and_classes_of_compare_may_be_numbers(elsewhere):
 @pytest.mark.parametrize(
     "error, said",
     [
-        (ConnectionError("refused by host"), "ConnectionError: refused by host. Fix: the file or"),
-        (OSError("no such revision."), "OSError: no such revision. Fix: the file or"),
-        (TimeoutError(), "TimeoutError. Fix: the file or"),
-        (FileNotFoundError(2, "No such file", "a"), "No such file: a. Fix: another path"),
+        (ConnectionError("refused by host"), "ConnectionError: refused by host. Fix: check the file or"),
+        (OSError("no such revision."), "OSError: no such revision. Fix: check the file or"),
+        (TimeoutError(), "TimeoutError. Fix: check the file or"),
+        (FileNotFoundError(2, "No such file", "a"), "No such file: a. Fix: name another path"),
     ],
 )
 def test_errors_of_libraries_keep_their_message(error, said):
