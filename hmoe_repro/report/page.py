@@ -275,7 +275,7 @@ def add_finding(figure, finding: str, caption: str):
         text = _filled(caption, width, _CAPTION_SIZE)
         figure.text(s=text, y=-gap, va="top", fontsize=_CAPTION_SIZE, color="#595959", **shared)
 
-
+# %% ../../nbs/08_report/12_page.ipynb #def-greyed
 OTHER_PROTOCOL = "other protocol"  # in the head of a column: numbers that are not comparable
 
 
