@@ -681,7 +681,7 @@ class Page(_Statements):
                 against = f"contrasts_{baseline}" if baseline != table.baseline[0] else ""
                 figure = forest_plot(block(differences), undertrained, hue=hue, palette=palette)
                 finding = self.finding or published.contrast_finding(rows, baseline)
-                if against or name:
+                if against or name or part:
                     finding = published.contrast_finding(rows, baseline, name)
                 file_part = _joined("_", part, name, against)
                 self.figure(figure, file_part, finding, note, caption=caption)
