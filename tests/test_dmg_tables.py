@@ -15,6 +15,7 @@ from hmoe_repro.analysis.published import (
 from hmoe_repro.analysis.results import frame_of, results
 from hmoe_repro.analysis.tables import accuracy_table, in_domain_view, only_modes
 from hmoe_repro.networks.registry import network_options
+from hmoe_repro.report.page import Page
 from hmoe_repro.studies.artefacts import ARTEFACTS, artefact_studies, artefact_study
 from hmoe_repro.studies.studies import count_runs
 from hmoe_repro.studies.study_file import check_study, read_study
@@ -193,3 +194,13 @@ def test_the_papers_numbers_beside_ours_are_its_own_training_with_the_closest_ne
     )
     by_network = pd.concat([ours[:1]] * 2).assign(network=["resnet50", "alexnet"])
     assert with_paper_column(by_network, several_networks, False).paper.tolist() == ["83.4", "73.3"]
+
+
+def test_a_further_picture_of_a_page_has_a_finding_of_its_own(tmp_path):
+    page = Page("dmg_short", "quick", output=str(tmp_path))
+    page.finding = "The finding of the page"
+    rows = only_modes(page.frame, "pred-ens")
+    page.contrasts("Aggregate", frame=rows)
+    page.contrasts("Aggregate", frame=in_domain_view(rows), part="inside")
+    assert page.findings["dmg_short.png"] == "The finding of the page"
+    assert page.findings["dmg_short_inside.png"] == "1 of 2 rows differ from Aggregate"

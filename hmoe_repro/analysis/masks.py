@@ -307,7 +307,7 @@ def pair_curves(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns).sort_values(columns[:4], ignore_index=True)
 
 # %% ../../nbs/07_analysis/13_masks.ipynb #def-pair-lines
-def overlap_line(frame: pd.DataFrame) -> str:
+def overlap_line(frame: pd.DataFrame) -> Line:
     """Return a sentence on whether masks of domains differ, and the fraction of neurons kept.
 
     Args:
@@ -315,10 +315,11 @@ def overlap_line(frame: pd.DataFrame) -> str:
     """
     scores = mask_scores(frame)
     if scores.empty:
-        return "No verdict on the masks: no complete run has any."
+        return Line("No verdict on the masks: no complete run has any.")
     interval = mean_interval(value_grid(scores, "iou"))
     undertrained = (~_trained(frame)).sum()
-    return sentences("masks.md").overlap_line(scores, interval, undertrained)
+    line = sentences("masks.md").overlap_line(scores, interval, undertrained)
+    return Line.of(str(line))
 
 # %% ../../nbs/07_analysis/13_masks.ipynb #def-paired-weights
 def weight_changes(

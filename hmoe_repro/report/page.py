@@ -716,7 +716,7 @@ class Page(_Statements):
                 figure = forest_plot(every, undertrained, hue=hue, palette=palette)
                 finding = published.contrast_finding(rows, baseline, name)
                 is_about_claim = baseline in self.finding.split()
-                if is_about_claim and not (against or name):
+                if is_about_claim and not (against or name or part):
                     finding = self.finding
                 file_part = _joined("_", part, name, against)
                 self.figure(figure, file_part, finding, note, caption=caption)
