@@ -667,7 +667,7 @@ def test_a_class_that_was_changed_after_its_import_is_refused(place, monkeypatch
     mine = importlib.import_module("own_module_of_a_test")
     assert ALGORITHMS[algorithm_name(mine.Mine)](*SHAPE).weight() == 1.0
     mine.C["w"] = 0.0
-    with pytest.raises(HmoeError, match=r"C\['w'\], which Mine uses, is 0.0 here.* gives 1.0"):
+    with pytest.raises(HmoeError, match=r"C\['w'\], which Mine uses, is 0.0 now.* gives 1.0"):
         algorithm_name(mine.Mine)
     mine.C["w"] = 1.0
     mine.Mine.extra = 1
