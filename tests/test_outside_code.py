@@ -186,7 +186,7 @@ def test_a_module_that_cannot_be_carried_is_refused(place, monkeypatch):
         place / "mine.py", "import importlib\nx = importlib.import_module('beside')\n" + FILE
     )
     write(place / "beside.py", "y = 1")
-    with pytest.raises(HmoeError, match="imported by a text.*write `import beside`"):
+    with pytest.raises(HmoeError, match="imports your module by a text.*write `import beside`"):
         enter(path)
     suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
     write(place / f"fast{suffix}", "")
