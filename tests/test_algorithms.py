@@ -287,7 +287,7 @@ def test_a_gradient_that_has_its_parameters_layout_is_left_alone():
     "reported, said",
     [
         (torch.tensor(1.0), r"update of Mine returned tensor\(1.\), not a dictionary of n"),
-        (None, "returned None, which"),
+        (None, "returned None, not a dictionary"),
         ({"loss": torch.zeros(2)}, "'loss': tensor.*, not a dictionary of numbers"),
         ({"loss": "low"}, "'loss': 'low'"),
     ],

@@ -395,7 +395,7 @@ def test_a_value_that_is_not_what_its_cell_says_is_refused(monkeypatch, place):
     config = make_config("Of a cell", "DigitDomainsTiny", ["photo"], steps=2)
     assert (config.algorithm, len(config.algorithm_source)) == ("M (notebook)", 12)
     scope["LIST"].append(2)
-    with pytest.raises(HmoeError, match=r"LIST, which M uses, is \[1, 2\] here.* gives \[1\]"):
+    with pytest.raises(HmoeError, match=r"LIST, which M uses, is \[1, 2\] now.* gives \[1\]"):
         compare([scope["M"]], tensors())
     monkeypatch.setattr(main, "_ih", ["", *cells[:2], "%%time\nclass M(ERM): got = LIST"])
     with pytest.raises(HmoeError, match="M is defined at the top of no cell"):

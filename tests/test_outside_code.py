@@ -186,7 +186,7 @@ def test_a_module_that_cannot_be_carried_is_refused(place, monkeypatch):
         place / "mine.py", "import importlib\nx = importlib.import_module('beside')\n" + FILE
     )
     write(place / "beside.py", "y = 1")
-    with pytest.raises(HmoeError, match="imported by a text.*write `import beside`"):
+    with pytest.raises(HmoeError, match="imports your module by a text.*write `import beside`"):
         enter(path)
     suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
     write(place / f"fast{suffix}", "")
@@ -667,7 +667,7 @@ def test_a_class_that_was_changed_after_its_import_is_refused(place, monkeypatch
     mine = importlib.import_module("own_module_of_a_test")
     assert ALGORITHMS[algorithm_name(mine.Mine)](*SHAPE).weight() == 1.0
     mine.C["w"] = 0.0
-    with pytest.raises(HmoeError, match=r"C\['w'\], which Mine uses, is 0.0 here.* gives 1.0"):
+    with pytest.raises(HmoeError, match=r"C\['w'\], which Mine uses, is 0.0 now.* gives 1.0"):
         algorithm_name(mine.Mine)
     mine.C["w"] = 1.0
     mine.Mine.extra = 1
