@@ -73,7 +73,10 @@ def test_a_class_name_goes_before_a_registered_one(file):
 @pytest.mark.parametrize(
     "text, said",
     [
-        ("x = 1\n\nraise ValueError('no')\n", r"ValueError: no \(line 3\). Fix: correct that line of mine"),
+        (
+            "x = 1\n\nraise ValueError('no')\n",
+            r"ValueError: no \(line 3\). Fix: correct that line of mine",
+        ),
         ("def broken(:\n", r"SyntaxError: .*\(line 1\)"),
         ("import sys\nsys.exit('done')\n", r"SystemExit: done \(line 2\)"),
         ("import nowhere_to_be_found\n", r"nowhere_to_be_found.*\(line 1\)"),

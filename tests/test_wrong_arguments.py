@@ -270,7 +270,10 @@ def test_domains_and_classes_of_compare_may_be_numbers(elsewhere):
 @pytest.mark.parametrize(
     "error, said",
     [
-        (ConnectionError("refused by host"), "ConnectionError: refused by host. Fix: check the file or"),
+        (
+            ConnectionError("refused by host"),
+            "ConnectionError: refused by host. Fix: check the file or",
+        ),
         (OSError("no such revision."), "OSError: no such revision. Fix: check the file or"),
         (TimeoutError(), "TimeoutError. Fix: check the file or"),
         (FileNotFoundError(2, "No such file", "a"), "No such file: a. Fix: name another path"),
