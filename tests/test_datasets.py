@@ -181,10 +181,13 @@ def test_as_input_is_exact_and_channels_last():
                 (torch.zeros(3, 2, 2, dtype=torch.uint8), r"torch.uint8 of shape \(3, 2, 2\) .*"),
             )
         ),
-        (dict(labels=[torch.tensor([0.0, 1.0, 0.0])]), "labels of type torch.float32 .*Fix: torch"),
+        (
+            dict(labels=[torch.tensor([0.0, 1.0, 0.0])]),
+            "labels of type torch.float32 .*Fix: give torch",
+        ),
         (
             dict(labels=[torch.tensor([[0], [1], [0]])]),
-            r"shape \(3, 1\). Fix: torch.int64, one for",
+            r"shape \(3, 1\). Fix: give torch.int64 labels, one for",
         ),
     ],
 )

@@ -143,7 +143,10 @@ def test_what_cannot_run_says_why_before_it_is_trained(checkout, name, said):
     "name, said",
     [
         ("Iterates", "keeps a count, which a checkpoint cannot hold"),
-        ("Fussy", r"in line \d+ of algorithms.py \(`assert type.*`\): AssertionError\. Fix: that"),
+        (
+            "Fussy",
+            r"in line \d+ of algorithms.py \(`assert type.*`\): AssertionError\. Fix: correct that",
+        ),
         ("Wrong", "KeyError: 'no_such_setting'.*Fix: correct that line of your checkout"),
     ],
 )

@@ -452,8 +452,8 @@ def test_one_image_in_every_form(place):
 @pytest.mark.parametrize(
     "given, said",
     [
-        (np.zeros((3, 8, 8), np.uint8), "no image"),
-        (np.full((8, 8, 3), 7.0), "no image"),
+        (np.zeros((3, 8, 8), np.uint8), "as an image"),
+        (np.full((8, 8, 3), 7.0), "as an image"),
         ([], "the list of images is empty"),
         ("nowhere.jpg", "cannot be read"),
     ],

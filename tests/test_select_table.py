@@ -370,7 +370,7 @@ def test_a_search_is_trained_chosen_and_exported(hmoe, tmp_path):
             "x = 1\ndef (",
             "Mine",
             r"algorithm file my own.py cannot be imported: SyntaxError: [^()]+ \(line 2\)\. Fix: "
-            r"that line of my own.py",
+            r"correct that line of my own.py",
         ),
         (
             "\nimport nothing_of_that_name",
