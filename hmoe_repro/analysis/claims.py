@@ -560,9 +560,13 @@ def finding_fields(template: str) -> set[str]:
     try:
         names = {name for _, name, _, _ in Formatter().parse(template) if name is not None}
     except ValueError as error:
-        raise HmoeError(f"finding {template!r} is no template ({error}).") from None
+        raise HmoeError(
+            f"finding {template!r} is no template ({error}).", fix="close each brace."
+        ) from None
     if "" in names:
-        raise HmoeError(f"finding {template!r} has a field without a name.")
+        raise HmoeError(
+            f"finding {template!r} has a field without a name.", fix="name it, such as {gap}."
+        )
     return names
 
 

@@ -632,6 +632,15 @@ def _listed(rows: pd.DataFrame) -> str:
     return ", ".join(listed)
 
 
+def _stated_text(row, name: str) -> str:
+    """Return a contrast that was stated in advance as a clause: 'X is 2.5 points above Y (...)'."""
+    side = "above" if row.difference > 0 else "below"
+    return (
+        f"{row_name(row.algorithm, row.mode)} is {abs(row.difference):.1f} points {side} {name} "
+        f"(95 % CI {row.low:+.1f} to {row.high:+.1f})"
+    )
+
+
 def accuracy_verdict(frame: pd.DataFrame, baseline="ERM", stated=()) -> Line:
     """Say which rows differ significantly from a baseline, on average and on single test domains.
 
@@ -667,6 +676,7 @@ def accuracy_verdict(frame: pd.DataFrame, baseline="ERM", stated=()) -> Line:
         losses=significant[significant.difference <= 0],
         near=undecided.sort_values(["p_holm", "p"])[:1],
         listed=_listed,
+        stated_text=_stated_text,
         plural=plural,
     )
     return Line.of(verdict)
@@ -721,7 +731,7 @@ def correction_note(table: pd.DataFrame) -> str:
 
 # %% ../../nbs/07_analysis/05_statistics.ipynb #def-forest-rows
 MAX_ROWS = 20  # of a forest
-_PAPER_METHODS = ("HMOE", "GMoE", "DMG")  # how their names begin
+_PAPER_METHODS = ("HMOE-DL", "HMOE-DN", "HMOE-ND", "GMoE", "DMG")
 
 
 def _row_effects(table: pd.DataFrame) -> pd.DataFrame:
@@ -755,7 +765,7 @@ def forest_rows(table: pd.DataFrame, most: int = MAX_ROWS) -> list[tuple[str, st
     if len(rows) <= most:
         return rows
     from_ends = [min(place, len(rows) - 1 - place) for place in range(len(rows))]
-    is_paper_method = effects.algorithm.str.startswith(_PAPER_METHODS)
+    is_paper_method = effects.algorithm.isin(_PAPER_METHODS)
     effects = effects.assign(
         row=rows,
         from_end=from_ends,

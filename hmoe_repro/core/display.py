@@ -7,6 +7,7 @@ __all__ = ['LONGEST_TEXT', 'as_table']
 
 # %% ../../nbs/00_core/14_display.ipynb #imports
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 
 # %% ../../nbs/00_core/14_display.ipynb #def-cell-text
@@ -55,6 +56,32 @@ def _cells_by_name(named: dict) -> dict:
     return {_cell(name): _cell(value) for name, value in named.items()}
 
 
+@functools.cache
+def _table_class():
+    """Return a class of frames that show long texts whole.
+
+    It is made when it is first used, because pandas is slow to import.
+    """
+    import pandas as pd
+
+    class Table(pd.DataFrame):
+        """Frame that shows texts of up to `LONGEST_TEXT` characters."""
+
+        @property
+        def _constructor(self):
+            return Table
+
+        def __repr__(self):
+            with pd.option_context("display.max_colwidth", LONGEST_TEXT):
+                return super().__repr__()
+
+        def _repr_html_(self):
+            with pd.option_context("display.max_colwidth", LONGEST_TEXT):
+                return super()._repr_html_()
+
+    return Table
+
+
 def as_table(values, columns: Sequence[str] = ()):
     """Return a frame that shows a dictionary, a named tuple, a dataclass, or a list of them.
 
@@ -64,12 +91,10 @@ def as_table(values, columns: Sequence[str] = ()):
         columns: names of the columns if the values are sequences, or of the only column.
 
     Returns:
-        A frame of pandas. Values are not rounded; pandas shows six decimals,
-        and from now on texts of up to `LONGEST_TEXT` characters.
+        A frame of pandas that shows texts of up to `LONGEST_TEXT` characters. Values are not
+        rounded; pandas shows six decimals.
     """
-    import pandas as pd
-
-    pd.set_option("display.max_colwidth", LONGEST_TEXT)
+    table = _table_class()
     named = _fields(values)
     if named is None:
         rows = list(values)
@@ -80,9 +105,9 @@ def as_table(values, columns: Sequence[str] = ()):
     parts = [_fields(row) for row in rows]
     if rows and all(part is not None for part in parts):
         cells = [_cells_by_name(part) for part in parts]
-        return pd.DataFrame(cells, index=index, dtype=object).fillna("")
+        return table(cells, index=index, dtype=object).fillna("")
     if len(columns) > 1:
         cells = [list(map(_cell, row)) for row in rows]
-        return pd.DataFrame(cells, index=index, columns=list(columns), dtype=object)
+        return table(cells, index=index, columns=list(columns), dtype=object)
     name = columns[0] if columns else "value"
-    return pd.DataFrame({name: [_cell(row) for row in rows]}, index=index, dtype=object)
+    return table({name: [_cell(row) for row in rows]}, index=index, dtype=object)

@@ -265,14 +265,18 @@ def scorecard() -> list[Score]:
         for item, (shows, *pages) in items.items():
             artefact = f"{paper} {item}"
             status, links = item_status(tuple(pages))
-            facts = _closest_claim(tuple(pages))
+            facts = {} if artefact in _SAID else _closest_claim(tuple(pages))
             claim = claims.get(facts.get("claim"))
             said, number = _SAID.get(artefact, (shows, ""))
+            ours = facts.get("estimate", "")
+            is_full = FULL_ELSEWHERE.get(facts.get("artefact"), "paper") == facts.get("profile")
+            if ours and status.startswith("full") and not is_full:
+                ours += ", at reduced scale"
             score = Score(
                 artefact=artefact,
                 claim=claim.short if claim else said,
                 paper_number=claim.paper_number if claim else number,
-                ours=facts.get("estimate", ""),
+                ours=ours,
                 status=status,
                 verdict=facts.get("claim_verdict", ""),
                 links=links,
