@@ -35,13 +35,6 @@ GATING = "nbs/01_method/03_gating.ipynb"
 HMOE = "nbs/01_method/04_hmoe.ipynb"
 
 
-def test_the_start_page_says_how_many_seeds_found_the_intervals():
-    with open(ROOT / "figures/quick/hmoe_fig3_summary.csv", encoding="utf-8", newline="") as file:
-        found = {row["losses"]: row["intervals found"] for row in csv.DictReader(file)}
-    text = (BOOK / "index.md").read_text(encoding="utf-8")
-    assert f"*In {found['all losses']} seeds three experts" in text
-
-
 def test_a_picture_that_slides_enlarge_is_drawn_with_vectors():
     (drawn,) = [c for c in names.cells_of(names.START) if c["id"] == "figure-hmoe-drawing"]
     (output,) = drawn["outputs"]

@@ -333,7 +333,7 @@ def test_an_index_may_be_any_integer():
 @pytest.mark.parametrize(
     "domain, said",
     [
-        (None, "a mask belongs to a domain, and none was given. Fix: the domain of each image"),
+        (None, "a mask belongs to a domain, and none was given. Fix: pass the domain of each"),
         (3, "there are masks of domains 0 to 2, not of 3. Fix: a domain that was trained on"),
         (-1, "not of -1"),
         (torch.tensor([0, 1, 2, 0, 7]), "not of 7"),

@@ -198,9 +198,9 @@ def test_the_papers_numbers_beside_ours_are_its_own_training_with_the_closest_ne
 
 def test_a_further_picture_of_a_page_has_a_finding_of_its_own(tmp_path):
     page = Page("dmg_short", "quick", output=str(tmp_path))
-    page.finding = "The finding of the page"
+    page.finding = "DMG is above Aggregate"
     rows = only_modes(page.frame, "pred-ens")
     page.contrasts("Aggregate", frame=rows)
     page.contrasts("Aggregate", frame=in_domain_view(rows), part="inside")
-    assert page.findings["dmg_short.png"] == "The finding of the page"
+    assert page.findings["dmg_short.png"] == "DMG is above Aggregate"
     assert page.findings["dmg_short_inside.png"] == "1 of 2 rows differ from Aggregate"

@@ -453,7 +453,7 @@ def test_a_mistake_in_an_own_algorithm_is_named_by_a_worker_too(hmoe, tmp_path, 
         (
             "    def update(self, minibatches, unlabeled=None):\n        return "
             "super().loss(minibatches)['loss']",
-            "is no dictionary of numbers. Fix",
+            "not a dictionary of numbers. Fix",
         ),
         (
             "    def loss(self, minibatches):\n        return super().loss(minibatches)['loss']",

@@ -290,7 +290,7 @@ CHANGES = {
     "algorithms/outside_code.py": {"sys.addaudithook"},
     "method/toy_hmoe.py": {"torch.manual_seed"},  # in fork_rng
     "analysis/spectra.py": {"torch.manual_seed"},  # in fork_rng
-    "apps/compare.py": {"plt.rcParams.update", "warnings.simplefilter"},  # in rc_context
+    "apps/compare.py": {"plt.rcParams.update"},  # in rc_context
     "apps/export.py": {"warnings.simplefilter"},  # in catch_warnings
     "cli/app.py": {"warnings.showwarning"},  # main puts it back
 }  # fmt: skip

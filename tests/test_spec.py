@@ -102,7 +102,7 @@ def test_specification_and_store_import_nothing_large():
         ({"steps": 1.0}, "steps must be a valid integer, got 1.0"),
         ({"trial_seed": -1}, "trial_seed must be greater than or equal to 0"),
         ({"domainbed_compat": 1}, "domainbed_compat must be a valid boolean"),
-        ({"evaluate": "selection:0"}, "evaluate must be a text that matches .* caps the valid"),
+        ({"evaluate": "selection:0"}, "evaluate must be a text that matches .*, got .selection:0"),
         ({"stepps": 1}, "unknown option 'stepps'. Valid: algorithm, dataset"),
     ],
 )

@@ -403,8 +403,8 @@ def test_a_table_says_for_how_many_rows_it_is_corrected():
         "after Holm's correction for the other 1 row of this table"
     )
     verdict = accuracy_verdict(some, stated=[("CORAL", "default")])
-    assert verdict.startswith("CORAL +2.0 points (95 % CI")
-    assert "significant as the contrast that was stated in advance, uncorrected" in verdict
+    assert verdict.startswith("CORAL is 2.0 points above ERM (95 % CI +")
+    assert "the contrast stated in advance, uncorrected" in verdict
     assert "No other row differs significantly from ERM" in verdict
     assert "for the other 1 row of this table" in verdict
     assert accuracy_verdict(some, stated=[("MMD", "default")]).startswith("Undecided: MMD ")

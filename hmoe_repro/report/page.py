@@ -23,6 +23,7 @@ import pandas as pd
 from ..algorithms import get_algorithm
 from ..analysis import published, tables
 from ..analysis.answers import PageAnswer, page_answer
+from ..analysis.claims import NEEDS_SCALE, UNTESTABLE
 from ..analysis.plotting import save_figure
 from ..analysis.protocol_diff import error_words, protocol_diff, setting_diff
 from ..analysis.results import available_results, results, runs, study_file
@@ -536,6 +537,15 @@ _COMPUTED = (
 )
 
 
+def _shown_verdict(own: PageAnswer) -> str:
+    """Return the verdict that an answer states: that of its number, or why it decides nothing."""
+    if own.claim.untestable:
+        return UNTESTABLE
+    if own.claim.scale and own.text.startswith("Undecided"):
+        return NEEDS_SCALE
+    return own.part.verdict
+
+
 def claim_facts(own: PageAnswer | None) -> dict:
     """Return the page's own claim, its verdict and its number, for the file of facts.
 
@@ -547,7 +557,7 @@ def claim_facts(own: PageAnswer | None) -> dict:
     part = own.part
     return {
         "claim": own.claim.key,
-        "claim_verdict": part.verdict,
+        "claim_verdict": _shown_verdict(own),
         "benchmark": part.benchmark,
         "claim_studies": list(part.studies),
         "estimate": part.evidence.text(),
