@@ -399,8 +399,8 @@ def test_a_table_says_for_how_many_rows_it_is_corrected():
     some = frame[frame.algorithm.isin(["ERM", "CORAL", "MMD"])]
     with_one = contrasts(some, stated=[("MMD", "default")])
     assert correction_note(with_one) == (
-        "MMD uncorrected, as stated in advance, "
-        "after Holm's correction for the other 1 row of this table"
+        "MMD uncorrected, as stated in advance; "
+        "the other 1 row of this table after Holm's correction"
     )
     verdict = accuracy_verdict(some, stated=[("CORAL", "default")])
     assert verdict.startswith("CORAL is 2.0 points above ERM (95 % CI +")

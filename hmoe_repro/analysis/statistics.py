@@ -727,7 +727,7 @@ def correction_note(table: pd.DataFrame) -> str:
     note = f"{names} uncorrected, as stated in advance"
     if others.empty:
         return note
-    return f"{note}, after Holm's correction for the other {number} of this table"
+    return f"{note}; the other {number} of this table after Holm's correction"
 
 # %% ../../nbs/07_analysis/05_statistics.ipynb #def-forest-rows
 MAX_ROWS = 20  # of a forest

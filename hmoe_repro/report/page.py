@@ -466,6 +466,7 @@ class _Results(PageOutput):
         super().__init__(name, folder, link_pictures=bool(output))
         self.title = title
         self.own = None
+        self.others = []
         if self.studies:
             self._evaluate_claim(store)
         else:
@@ -482,20 +483,30 @@ class _Results(PageOutput):
         self.answer = self.own.text
         if set(self.own.part.studies) & set(self.studies):  # else pictures show other runs
             self.finding = self.own.finding
+        for key in claims:
+            other = page_answer([key], self.profile, self.studies, store)
+            is_new = other and key != self.own.claim.key
+            if is_new and set(other.part.studies) & set(self.studies):
+                self.others.append(other)
         if self._answer:
             self._answer.update(Markdown(self._head()))
 
     def _head(self) -> str:
-        """Return the answer as Markdown.
+        """Return the answer as Markdown, with the answers to further claims of the page.
 
         The claim is added if it is not the first of the page, which its title cell states.
         """
         text = f"**Answer.** {self.answer}"
-        if self.own is None or self.own.claim.key == ARTEFACTS[self.name].claims[0]:
+        if self.own is None:
             return text
         claim = self.own.claim
-        said = f"“{claim.quote}”" if claim.quote else claim.text
-        return f"{text}\n\n*The claim of {claim.paper} that was measured here: {said}*"
+        if claim.key != ARTEFACTS[self.name].claims[0]:
+            said = f"“{claim.quote}”" if claim.quote else claim.text
+            text += f"\n\n*The claim of {claim.paper} that was measured here: {said}*"
+        if self.others:
+            listed = [f"- *{other.claim.short}?* {other.text}" for other in self.others]
+            text += "\n\nFurther claims on these runs:\n\n" + "\n".join(listed)
+        return text
 
     def results(self, *studies: str) -> pd.DataFrame:
         """Return `results` of some studies, as far as they have any.
@@ -615,7 +626,7 @@ class _Statements(_Results):
         """
         lines = [line for line in lines if line]
         if self.own:
-            lines.insert(0, Line(self.own.text))
+            lines[:0] = [Line(answer.text) for answer in (self.own, *self.others)]
         if self.absent:
             lines.append(not_run_line(self.absent))
         self.conclude(lines)
@@ -712,7 +723,7 @@ class Page(_Statements):
                 differences = table[(table.part == name) & (table.baseline == baseline)]
                 undertrained = published.undertrained_rows(rows)
                 note = f"Accuracy − {baseline} in points, with 95 % intervals"
-                note += f". Filled: significant {correction_note(differences)}"
+                note += f". Filled: significant ({correction_note(differences)})"
                 note += ". Triangle, arrow: off the scale"
                 if undertrained:
                     note += ". †: undertrained"
