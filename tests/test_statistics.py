@@ -399,12 +399,12 @@ def test_a_table_says_for_how_many_rows_it_is_corrected():
     some = frame[frame.algorithm.isin(["ERM", "CORAL", "MMD"])]
     with_one = contrasts(some, stated=[("MMD", "default")])
     assert correction_note(with_one) == (
-        "MMD uncorrected, as stated in advance; "
+        "MMD, the contrast of the claim, uncorrected; "
         "the other 1 row of this table after Holm's correction"
     )
     verdict = accuracy_verdict(some, stated=[("CORAL", "default")])
     assert verdict.startswith("CORAL is 2.0 points above ERM (95 % CI +")
-    assert "the contrast stated in advance, uncorrected" in verdict
+    assert "the contrast of the claim, uncorrected" in verdict
     assert "No other row differs significantly from ERM" in verdict
     assert "for the other 1 row of this table" in verdict
     assert accuracy_verdict(some, stated=[("MMD", "default")]).startswith("Undecided: MMD ")

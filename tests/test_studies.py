@@ -866,7 +866,7 @@ def test_the_example_goes_from_file_to_page(example, tmp_path):
     text = page.read_text()
     for said in (
         "ERM against a loss that weights the worst domain",
-        "data that no table of the papers has",
+        "the data have no counterpart in the papers, so no setting is compared",
         "No run is missing, none failed.",
         "WorstDomain (example\\\\_algorithm.py) | default",
     ):

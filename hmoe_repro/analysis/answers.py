@@ -226,7 +226,8 @@ class PageAnswer:
         part: the claim on the benchmark that the page is about.
         text: the answer in at most `ANSWER_WORDS` words: yes, no, partly or undecided, the finding,
             its interval and its size.
-        finding: the finding alone, the title of the page's main picture.
+        finding: the finding alone, the title of the page's main picture. It says so if nothing is
+            decided.
     """
 
     claim: Claim
@@ -280,7 +281,10 @@ def part_answer(claim: Claim, part: Part, source: str = "") -> PageAnswer:
     brackets = _evidence_text(part, name, interval, source)
     texts = [f"{first}: {finding} ({brackets})." for first in _first_words(claim, part)]
     text = next((text for text in texts if len(text.split()) <= ANSWER_WORDS), texts[-1])
-    return PageAnswer(claim, part, text, f"{finding[:1].upper()}{finding[1:]}")
+    title = f"{finding[:1].upper()}{finding[1:]}"
+    if text.startswith("Undecided"):
+        title = f"Undecided: {finding}"
+    return PageAnswer(claim, part, text, title)
 
 # %% ../../nbs/07_analysis/19_answers.ipynb #def-page-answer
 @functools.lru_cache(maxsize=32)

@@ -724,7 +724,7 @@ def correction_note(table: pd.DataFrame) -> str:
     if stated.empty:
         return f"after Holm's correction for the {number} of this table"
     names = ", ".join(row_name(row.algorithm, row.mode) for row in stated.itertuples())
-    note = f"{names} uncorrected, as stated in advance"
+    note = f"{names}, the contrast of the claim, uncorrected"
     if others.empty:
         return note
     return f"{note}; the other {number} of this table after Holm's correction"

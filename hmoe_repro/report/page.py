@@ -527,7 +527,7 @@ class _Results(PageOutput):
                 if len(part):
                     settings += setting_diff(part, self.protocol)
         except HmoeError:
-            return ["data that no table of the papers has"]
+            return ["the data have no counterpart in the papers, so no setting is compared"]
         return settings
 
     @property
