@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['OTHER_PROTOCOL', 'LAST_UPDATE', 'check_parameters', 'quoted_step', 'quoted_cost', 'not_run', 'not_run_line', 'folded',
-           'add_finding', 'greyed', 'PageOutput', 'claim_facts', 'Page']
+           'add_finding', 'greyed', 'PageOutput', 'further_answers', 'answer_head', 'claim_facts', 'Page']
 
 # %% ../../nbs/08_report/12_page.ipynb #imports
 import ast
@@ -429,6 +429,42 @@ class PageOutput:
             links = Markdown(picture_links(title, self.name, self.findings))
             self._links.update(links, metadata={PICTURES: True})
 
+# %% ../../nbs/08_report/12_page.ipynb #def-answer-head
+def further_answers(answers: list, own: PageAnswer, studies: list[str]) -> list[PageAnswer]:
+    """Return the answers to further claims that were measured on a page's own studies.
+
+    Args:
+        answers: those of `page_answer`, None for a claim that was not measured.
+        own: the answer of the page, which is left out.
+        studies: of the page.
+    """
+    kept = []
+    for answer in answers:
+        if answer is None or answer.claim.key == own.claim.key:
+            continue
+        if set(answer.part.studies) & set(studies):
+            kept.append(answer)
+    return kept
+
+
+def answer_head(own: PageAnswer, others: list[PageAnswer], stated: str) -> str:
+    """Return what stands at the head of a page that answers a claim, as Markdown.
+
+    Args:
+        own: the answer of the page.
+        others: the answers to its further claims.
+        stated: key of the claim in its title cell. The claim is added if it is another one.
+    """
+    text = f"**Answer.** {own.text}"
+    claim = own.claim
+    if claim.key != stated:
+        said = f"“{claim.quote}”" if claim.quote else claim.text
+        text += f"\n\n*The claim of {claim.paper} that was measured here: {said}*"
+    if others:
+        listed = [f"- *{other.claim.short}?* {other.text}" for other in others]
+        text += "\n\nFurther claims on these runs:\n\n" + "\n".join(listed)
+    return text
+
 # %% ../../nbs/08_report/12_page.ipynb #def-table-page
 LAST_UPDATE = "none: codes, gates and scores are those of the model after the last update"
 
@@ -483,30 +519,16 @@ class _Results(PageOutput):
         self.answer = self.own.text
         if set(self.own.part.studies) & set(self.studies):  # else pictures show other runs
             self.finding = self.own.finding
-        for key in claims:
-            other = page_answer([key], self.profile, self.studies, store)
-            is_new = other and key != self.own.claim.key
-            if is_new and set(other.part.studies) & set(self.studies):
-                self.others.append(other)
+        answers = [page_answer([key], self.profile, self.studies, store) for key in claims]
+        self.others = further_answers(answers, self.own, self.studies)
         if self._answer:
             self._answer.update(Markdown(self._head()))
 
     def _head(self) -> str:
-        """Return the answer as Markdown, with the answers to further claims of the page.
-
-        The claim is added if it is not the first of the page, which its title cell states.
-        """
-        text = f"**Answer.** {self.answer}"
+        """Return the answer as Markdown, with the answers to further claims of the page."""
         if self.own is None:
-            return text
-        claim = self.own.claim
-        if claim.key != ARTEFACTS[self.name].claims[0]:
-            said = f"“{claim.quote}”" if claim.quote else claim.text
-            text += f"\n\n*The claim of {claim.paper} that was measured here: {said}*"
-        if self.others:
-            listed = [f"- *{other.claim.short}?* {other.text}" for other in self.others]
-            text += "\n\nFurther claims on these runs:\n\n" + "\n".join(listed)
-        return text
+            return f"**Answer.** {self.answer}"
+        return answer_head(self.own, self.others, ARTEFACTS[self.name].claims[0])
 
     def results(self, *studies: str) -> pd.DataFrame:
         """Return `results` of some studies, as far as they have any.
