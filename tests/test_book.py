@@ -222,10 +222,10 @@ ANSWERS = {
     "Will one network fail": "The mixture fits about as well as the single network",
     "What happens with the entropy loss alone": "trivial solution",
     "And with the load balance alone": "a gate that decides nothing",
-    "Which loss teaches": "'L_ad': ['encoder', 'adversary']",
-    "Do you believe": "seeds find all three intervals",
+    "Which loss teaches": "L_ad encoder, adversary",
+    "Do you believe": "identifies the toy's three intervals",
     "Which rows differ": "differs significantly from ERM in average accuracy",
-    "Which checkpoint does each rule": "'training-domain': (100, 0.2)",
+    "Which checkpoint does each rule": "training-domain 100 0.2",
 }
 
 

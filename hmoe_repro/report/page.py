@@ -286,7 +286,7 @@ def greyed(table: str) -> str:
     >>> print(greyed("| ours | paper (other protocol) |\\n|---|---|\\n| 1 | 2 |"))
     | ours | paper (other protocol) |
     |---|---|
-    | 1 | <span style="color:#767676">2</span> |
+    | 1 | <span style="opacity:0.7">2</span> |
     """
     lines = table.splitlines()
     if not lines or OTHER_PROTOCOL not in lines[0]:
@@ -296,7 +296,7 @@ def greyed(table: str) -> str:
     for row in rows[2:]:
         for column in grey:
             if column < len(row):
-                row[column] = f' <span style="color:#767676">{row[column].strip()}</span> '
+                row[column] = f' <span style="opacity:0.7">{row[column].strip()}</span> '
     return "\n".join("|".join(row) for row in rows)
 
 
