@@ -109,9 +109,9 @@ def _interval_text(ends: tuple[float, float], decimals: int, directed: bool) -> 
         decimals: digits after the point.
         directed: whether the sentence names the direction of a difference.
     """
+    if directed and ends[1] <= 0:
+        ends = (-ends[1], -ends[0])
     low, high = ends
-    if directed and high <= 0:
-        low, high = -high, -low
     sign = "+" if low < 0 < high else ""
     return f"{low:z.{decimals}f} to {high:{sign}z.{decimals}f}"
 
