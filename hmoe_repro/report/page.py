@@ -30,8 +30,8 @@ from ..analysis.results import available_results, results, runs, study_file
 from hmoe_repro.analysis.statistics import (
     contrast_table,
     correction_note,
+    forest_note,
     forest_plot,
-    forest_rows,
     interval_note,
 )
 from ..analysis.tables import frame_parts, paper_numbers
@@ -750,10 +750,8 @@ class Page(_Statements):
                 if undertrained:
                     note += ". †: undertrained"
                 every = block(differences)
-                drawn = forest_rows(every)
-                count = every[["algorithm", "mode"]].drop_duplicates().shape[0]
-                if len(drawn) < count:
-                    note += f". {len(drawn)} of {count} rows; the rest is in the table"
+                if forest_note(every):
+                    note += f". {forest_note(every)}"
                 caption = provenance.caption(rows, bool(self.reduced))
                 against = f"contrasts_{baseline}" if baseline != table.baseline[0] else ""
                 figure = forest_plot(every, undertrained, hue=hue, palette=palette)
