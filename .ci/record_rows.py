@@ -4,6 +4,7 @@ and without the library. Scores of stored arrays are left out."""
 import functools
 import json
 import math
+import re
 import tomllib
 from pathlib import Path
 
@@ -15,6 +16,16 @@ OMITTED = {"load_balance": "kl", "experts": "hypernetwork"}  # no part of a run'
 METRICS = tomllib.loads((ROOT / "hmoe_repro" / "metrics.toml").read_text("utf-8"))
 
 
+def cues(dataset, found):
+    """Which of two crossed cues is stronger, and how far the hue leads; {} on other data."""
+    crossed = re.fullmatch(r"CrossedHue([\d.]+)(Turn|Width)([\d.]+)", dataset)
+    if not crossed:
+        return {}
+    a, b = float(crossed[1]), float(crossed[3])
+    lead = found["nmi_hue"] - found[f"nmi_{crossed[2].lower()}"]
+    return {"hue_lead": lead, "stronger_cue": "neither" if a == b else "hue" if a > b else "second"}
+
+
 def gate(r, found):
     splits = [(d, v) for p in r["checkpoints"] for d, v in p["accuracies"].items()]
     domains = len({d for d, v in splits if "out" in v} - set(r["config"]["test_domains"]))
@@ -23,6 +34,7 @@ def gate(r, found):
     row = {"gate_share": share, "experts_in_use": load, "experts_per_domain": k * load / domains}
     row["idle_expert"] = share < 0.9 and found["experts_used"] < k
     row["domain_loss"] = r["checkpoints"][-1]["losses"].get("L_d", math.nan) / math.log(k)
+    row |= cues(r["config"]["dataset"], found)
     return row | {"colour_less_domain": found.get("nmi_colour", math.nan) - found["nmi_domain"]}
 
 

@@ -15,6 +15,7 @@ __all__ = ['POINTS', 'RUNS', 'CORRELATION', 'SUPPORTED', 'CONTRADICTED', 'MIXED'
 # %% ../../nbs/07_analysis/15_claims.ipynb #imports
 import functools
 import math
+import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -612,6 +613,37 @@ def read_claims() -> list[Claim]:
     return claims
 
 # %% ../../nbs/07_analysis/15_claims.ipynb #def-scores
+_CROSSED_CUES = re.compile(r"CrossedHue([0-9.]+)([A-Z][a-z]+)([0-9.]+)")
+
+
+def _cue_scores(run, discovery: dict) -> dict:
+    """Return which of two crossed cues is the stronger one, and the lead of the hue in NMI.
+
+    Args:
+        run: a row of `results`.
+        discovery: its measurement 'discovery'.
+
+    Returns:
+        `stronger_cue` ('hue', 'second' or 'neither') and `hue_lead`, the NMI of experts with the
+        hue minus that with the second cue; {} if the data set is none of `crossed_cues`.
+    """
+    crossed = _CROSSED_CUES.fullmatch(run.dataset)
+    if crossed is None:
+        return {}
+    hue_strength = float(crossed[1])
+    second_strength = float(crossed[3])
+    stronger = "neither"
+    if hue_strength > second_strength:
+        stronger = "hue"
+    elif hue_strength < second_strength:
+        stronger = "second"
+    second_cue = crossed[2].lower()
+    return {
+        "stronger_cue": stronger,
+        "hue_lead": discovery["nmi_hue"] - discovery[f"nmi_{second_cue}"],
+    }
+
+
 def _gate_scores(run, discovery: dict) -> dict:
     """Return the scores of the gate of a run of HMOE.
 
@@ -623,7 +655,7 @@ def _gate_scores(run, discovery: dict) -> dict:
     share = discovery["gate_entropy"] / math.log(experts)
     effective = experts * math.exp(-discovery["load_balance"])
     loss = last_losses(run).get("L_d", math.nan)
-    return {
+    scores = {
         "gate_share": share,
         "experts_in_use": effective / experts,
         "experts_per_domain": effective / domains,
@@ -631,6 +663,7 @@ def _gate_scores(run, discovery: dict) -> dict:
         "domain_loss": loss / math.log(experts),
         "colour_less_domain": discovery.get("nmi_colour", math.nan) - discovery["nmi_domain"],
     }
+    return scores | _cue_scores(run, discovery)
 
 
 def _mask_scores(run, masks: dict) -> dict:
