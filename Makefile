@@ -18,7 +18,7 @@ help:
 	@echo "make reproduce   train a sample of the published runs again, render all published pages, compare both"
 	@echo "make test        run the fast tests"
 	@echo "make test-slow   run the slow tests: all notebooks, rendering, sweeps, killed runs, the book"
-	@echo "make check       a quick check while editing: sync, shape, imports, numerics, one tiny run (about a minute)"
+	@echo "make check       the checks of a commit (lint, format, export, spelling, types) and a minute of tests"
 	@echo "make figures     render every published profile from the committed records, and the README"
 	@echo "make notebooks   export the library, execute the library notebooks and store their outputs"
 	@echo "make book        build the notebooks as an offline site: build/book/html"
@@ -33,8 +33,8 @@ test: $(READY)
 test-slow: .venv/.extras
 	$(call timed,$(PYTEST) -m slow)
 
-check: $(READY)
-	$(call timed,$(PYTEST) -q -m "not slow" $(CHECKED))
+check: .venv/.check
+	$(call timed,$(BIN)/python .ci/checks.py && $(PYTEST) -q -m "not slow" $(CHECKED))
 
 figures: $(READY)
 	$(call timed,$(foreach profile,quick mnist pacs paper,$(BIN)/hmoe figures --profile $(profile) &&) \
@@ -50,6 +50,11 @@ book: .venv/.extras
 .venv/.extras: $(READY)
 	@echo "Installing what the book and the slow tests need into .venv"
 	@$(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[book,export,loggers]'
+	@touch $@
+
+.venv/.check: $(READY)
+	@echo "Installing the type checker, the spelling checker and pre-commit into .venv"
+	@$(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[check]'
 	@touch $@
 
 clean:

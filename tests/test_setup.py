@@ -46,6 +46,7 @@ def test_the_pins_satisfy_the_ranges(python):
         "browser",
         "export",
         "loggers",
+        "check",
     ):
         for need in requirements(extra):
             assert need.specifier.contains(versions[normal(need.name)], prereleases=True), (
