@@ -1,5 +1,6 @@
 """The workflows of the code host, the hooks of pre-commit and `make check` name what exists."""
 
+import json
 import re
 import sys
 
@@ -74,3 +75,19 @@ def test_a_check_fails_if_a_command_does(monkeypatch, capsys):
     assert checks.main([]) == 1
     assert checks.main(["nothing"]) == 2
     assert "Valid: good, bad" in capsys.readouterr().out
+
+
+def test_containers_are_built_by_targets_of_the_makefile():
+    folder = ROOT / ".devcontainer"
+    container = json.loads((folder / "devcontainer.json").read_text("utf-8"))
+    assert (folder / container["build"]["dockerfile"]).exists()
+    built = [container["postCreateCommand"]]
+    for path in folder.glob("*.Dockerfile"):
+        lines = path.read_text("utf-8").splitlines()
+        assert any(line.startswith("FROM python:3.") for line in lines)
+        built += [line for line in lines if line.startswith("RUN make")]
+    targets = [line.rpartition(" ")[2] for line in built]
+    assert len(targets) == 3
+    for target in targets:
+        name = "$(READY)" if target == ".venv/.ready" else target
+        assert re.search(rf"^{re.escape(name)}:", MAKEFILE, re.M), target
