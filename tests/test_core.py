@@ -107,6 +107,31 @@ def test_unknown_device_lists_the_way_out():
         devices.resolve_device("warp:3")
 
 
+def test_auto_finds_an_accelerator_only_if_the_machine_may_have_one():
+    assert not (devices.no_accelerator() and devices.resolve_device("auto").type != "cpu")
+
+
+def test_a_tensor_is_copied_only_to_another_device():
+    numbers = torch.arange(3)
+    assert devices.on_device(numbers, "cpu") is numbers
+    assert devices.on_device(numbers, "meta").is_meta
+
+
+def test_single_thread_restores_the_number_of_threads():
+    before = torch.get_num_threads()
+    with devices.single_thread():
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == before
+
+
+def test_one_seed_gives_the_same_numbers():
+    drawn = []
+    for _ in range(2):
+        seeds.seed_everything(7)
+        drawn.append(torch.rand(3))
+    assert torch.equal(*drawn)
+
+
 def test_environment_names_no_machine():
     text = json.dumps(environment.environment())
     import platform

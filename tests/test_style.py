@@ -7,11 +7,20 @@ import pytest
 
 from hmoe_repro.analysis.plotting import shared_legend
 from hmoe_repro.analysis.writers import latex_table, markdown_table, number_as_text, text_table
+from hmoe_repro.core.style import ALGORITHM_COLOURS, EMBEDDING_COLOUR, TEST_COLOUR, colours
 
 FRAME = pd.DataFrame(
     {"mean_accuracy": [51.234, np.nan], "note": ["A|B", "100 %"]},
     index=pd.Index(["ERM", "IRM"], name="algorithm"),
 )
+
+
+def test_names_keep_their_colours_and_differ_from_the_marked_ones():
+    names = ["ERM", "HMOE-DL", "HMOE-DN", "HMOE-ND", "art", "cartoon", "sketch"]
+    palette = colours(names)
+    assert colours(["sketch", "HMOE-DN"])["HMOE-DN"] == ALGORITHM_COLOURS["HMOE-DN"]
+    assert len(set(palette.values())) == len(names)
+    assert not {EMBEDDING_COLOUR, TEST_COLOUR} & set(palette.values())
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,12 @@ class Config:
     """Settings of a process that it passes on to the processes that train runs for it.
 
     Args:
-        datasets: folders of images, absolute, and `file.py:Name`.
-        splits: folders of lists of images, absolute.
-        workers: helper processes that decode images.
-        log: loggers by name.
-        resume_anyway: whether runs also resume from a state of other versions of the packages.
-        domainbed: the user's checkout of DomainBed, absolute; empty: HMOE_DOMAINBED.
+        datasets: absolute paths of folders of images, and classes as `file.py:Name`.
+        splits: absolute paths of folders with lists of images.
+        workers: number of helper processes that decode images.
+        log: names of loggers.
+        resume_anyway: whether a run may resume from a state that other package versions wrote.
+        domainbed: absolute path of the user's checkout of DomainBed. If empty, HMOE_DOMAINBED.
     """
 
     datasets: tuple[str, ...] = ()
@@ -41,7 +41,7 @@ class Config:
         return json.dumps(asdict(self))
 
     def restore(self, text: str):
-        """Replace all settings by those that another process wrote with `to_json`."""
+        """Replace all settings by the JSON text of another process (see `to_json`)."""
         settings = json.loads(text)
         self.datasets = tuple(settings["datasets"])
         self.splits = tuple(settings["splits"])

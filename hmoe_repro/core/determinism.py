@@ -54,7 +54,7 @@ _LATE = (
 def set_determinism(determinism: str):
     """Set portable or native arithmetic for this process, before torch is imported.
 
-    Once torch is imported nothing is changed; if that matters, a warning says so.
+    Nothing changes once torch is imported. A warning says so if the process is not yet portable.
 
     Raises:
         HmoeError: for an unknown name.
@@ -72,15 +72,21 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 def process_variables(determinism: str) -> dict[str, str]:
-    """Return the variables of a process that computes in this arithmetic, with one thread."""
+    """Return the environment variables for this arithmetic with one thread."""
     return with_determinism(determinism, {}) | dict.fromkeys(THREADS, "1")
 
 
 def begin_process(variables: dict[str, str], module: str, function: str, arguments: tuple):
     """Set the variables of this new process, then call a function of the library.
 
-    It is the target of a `multiprocessing.Process`. The function is given by the names of its
-    module and of itself, so that nothing is imported before the variables are set.
+    It is the target of a `multiprocessing.Process`. Module and function are given by name, so that
+    nothing is imported before the variables are set.
+
+    Args:
+        variables: environment variables by name.
+        module: name of a module, with dots.
+        function: name of a function in it.
+        arguments: its positional arguments.
     """
     os.environ.update(variables)
     return getattr(importlib.import_module(module), function)(*arguments)
@@ -89,7 +95,7 @@ def begin_process(variables: dict[str, str], module: str, function: str, argumen
 def determinism_in_use(device="cpu") -> str:
     """Return the arithmetic of this process.
 
-    It is 'portable' or 'native' on the CPU; for another device it is its type, such as 'cuda'.
+    It is 'portable' or 'native' on the CPU. On another device it is the device's type, e.g. 'cuda'.
     """
     import torch
 
@@ -110,7 +116,7 @@ def device_determinism(precision: str, device):
         device: the device of the run.
 
     Raises:
-        HmoeError: for 'tf32' on a device that is no NVIDIA GPU.
+        HmoeError: for 'tf32' on a device other than an NVIDIA GPU.
     """
     import torch
 

@@ -18,7 +18,7 @@ def resolve_device(name: str = "auto"):
     """Return the `torch.device` of a name such as 'auto', 'cpu', 'cuda', 'cuda:1' or 'mps'.
 
     Args:
-        name: the name, or a device itself. 'auto' is an accelerator if there is one, else the CPU.
+        name: the name, or a device. 'auto' is an accelerator if the machine has one, else the CPU.
 
     Raises:
         HmoeError: if the device is not available.
@@ -47,7 +47,7 @@ def no_accelerator() -> bool:
 
 # %% ../../nbs/00_core/04_devices.ipynb #def-on-device
 def on_device(tensor, device):
-    """Move a tensor to a device; from the CPU to CUDA asynchronously, through pinned memory."""
+    """Move a tensor to a device. Copies from the CPU to CUDA are asynchronous (pinned memory)."""
     import torch
 
     if torch.device(device).type != "cuda" or tensor.device.type != "cpu":
@@ -71,8 +71,8 @@ def single_thread():
 def import_torchvision():
     """Import torchvision and return it, even if its compiled operators cannot be loaded.
 
-    They cannot with a CPU build of PyTorch of another version. They are then declared without an
-    implementation. Call this function before timm is imported.
+    The operators fail to load if torchvision was built for another build of PyTorch. They are then
+    declared without an implementation. Call this function before timm is imported.
     """
     import torch
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 def _fields(value):
     """Return the named parts of a mapping, a named tuple or a dataclass, or None.
 
-    Of a dataclass they are the fields in its repr.
+    A dataclass shows the fields in its repr.
     """
     if isinstance(value, Mapping):
         return dict(value)
@@ -92,7 +92,7 @@ def as_table(values, columns: Sequence[str] = ()):
 
     Returns:
         A frame of pandas that shows texts of up to `LONGEST_TEXT` characters. Values are not
-        rounded; pandas shows six decimals.
+        rounded, but pandas shows six decimals.
     """
     table = _table_class()
     named = _fields(values)

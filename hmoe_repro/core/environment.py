@@ -32,8 +32,8 @@ def git_commit() -> str | None:
     """Return the commit of the code: HMOE_COMMIT if it is set, else the project's.
 
     Returns:
-        Twelve hexadecimal digits, with '+changes' if the library differs from that commit; None if
-        there is no repository.
+        Twelve hexadecimal digits, with '+changes' if the library differs from that commit. None
+        without a repository.
     """
     named = os.environ.get("HMOE_COMMIT")
 
@@ -83,8 +83,9 @@ def processor() -> str:
 def environment(device="cpu") -> dict:
     """Return the facts about this machine and process that a record holds.
 
-    They are versions, commit, hash of the library, system, device and its name, cores, threads and
-    the peak memory of this process in MiB. There is no host name and no path among them.
+    Returns:
+        Versions, commit, hash of the library, system, device and its name, cores, threads, and
+        the peak memory of this process in MiB. Host names and paths are left out.
     """
     import torch
 

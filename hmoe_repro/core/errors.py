@@ -68,7 +68,7 @@ def check_choice(value, valid, what: str):
     """Return `value` if it is in `valid`.
 
     Raises:
-        HmoeError: otherwise; it lists the valid ones and calls the value an unknown `what`.
+        HmoeError: otherwise. It lists the valid values and calls this one an unknown `what`.
     """
     if not isinstance(valid, Collection):
         valid = list(valid)
@@ -78,7 +78,10 @@ def check_choice(value, valid, what: str):
 
 # %% ../../nbs/00_core/01_errors.ipynb #def-first-line
 def first_line(error: Exception) -> str:
-    """Return the first non-empty line of an error's message, or its class; up to 160 characters."""
+    """Return the first non-empty line of an error's message, cut to 160 characters.
+
+    An error without a message gives the name of its class.
+    """
     for line in str(error).splitlines():
         if line.strip():
             return line.strip()[:160]
@@ -99,7 +102,7 @@ def plural(count: int, noun: str, nouns: str = "") -> str:
 
 
 def printable(text: str) -> str:
-    """Escape what a terminal would act on or cannot print, as Python's `repr` does."""
+    """Escape control characters and other unprintable ones, as Python's `repr` does."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
@@ -107,8 +110,8 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def system_error(error: OSError) -> HmoeError:
-    """Return the `HmoeError` for what the operating system, a library or a connection refused."""
-    if error.strerror is None:  # an error of a library: it has a message, and no file
+    """Return the `HmoeError` for an error of the operating system, a library or a connection."""
+    if error.strerror is None:  # an error of a library: it has a message, but no file
         message = first_line(error)
         kind = type(error).__name__
         cause = kind if message == kind else f"{kind}: {message.rstrip('.')}"
@@ -118,7 +121,7 @@ def system_error(error: OSError) -> HmoeError:
         cause += f": {error.filename}"
     fix = "name another path, or change its permissions."
     if error.errno in DISK_FULL:
-        fix = "make room on that disk; what is finished is kept, and the same command resumes."
+        fix = "make room on that disk. Finished work is kept, and the same command resumes."
     return HmoeError(f"{cause}.", fix=fix)
 
 # %% ../../nbs/00_core/01_errors.ipynb #def-kinds
@@ -126,7 +129,7 @@ Place = str | os.PathLike  # of a file or folder
 
 
 def _names_device(value) -> bool:
-    """Return whether `value` is a text or a torch.device; PyTorch is not imported here."""
+    """Return whether `value` is a text or a torch.device, without importing PyTorch."""
     return isinstance(value, str) or type(value).__name__ == "device"
 
 
@@ -145,7 +148,7 @@ _NUMBERS = {int: numbers.Integral, float: numbers.Real}
 
 
 def _is_series(value) -> bool:
-    """Return whether `value` is a list, a tuple, a one-dimensional array or the like; no text."""
+    """Return whether `value` is a list, a tuple or a one-dimensional array, but not a text."""
     if isinstance(value, (str, bytes, Mapping, type)):
         return False
     if not hasattr(value, "__len__") or not hasattr(value, "__iter__"):
@@ -185,7 +188,7 @@ def _fits_mapping(value, arguments: tuple) -> bool:
 
 
 def _fits(value, kind) -> bool:
-    """Return whether an annotation allows `value`. A bool is no number, and a text no list."""
+    """Return whether an annotation allows `value`. A bool is not a number, a text not a list."""
     origin = typing.get_origin(kind)
     arguments = typing.get_args(kind)
     if kind in (inspect.Parameter.empty, typing.Any, object):
@@ -249,8 +252,8 @@ def _check_arguments(name: str, signature: inspect.Signature, given: tuple, name
 def public(function=None, /, **kinds):
     """Decorate a function that users call from Python, to check its arguments.
 
-    An argument that its annotation does not allow, and what the operating system refuses, is an
-    `HmoeError` with cause and fix.
+    A call raises `HmoeError`, with cause and fix, for an argument that its annotation does not
+    allow, and for an error of the operating system inside the function.
 
     Args:
         function: the function.
@@ -288,15 +291,15 @@ def public(function=None, /, **kinds):
 
 # %% ../../nbs/00_core/01_errors.ipynb #def-time-limit
 class TimeLimit(BaseException):
-    """Raised in a user's code that runs for too long; no `except Exception` there catches it."""
+    """Raised in a user's code that runs too long. `except Exception` does not catch it."""
 
 
 @contextlib.contextmanager
 def time_limit(times: int = 1):
     """Context manager: raise `TimeLimit` in the code inside after `times` HMOE_FILE_SECONDS.
 
-    The variable is 60 by default, and 0 means never. The limit holds in the main thread, and not
-    on Windows.
+    The variable is 60 by default, and 0 switches the limit off. The limit works only in the main
+    thread, and not on Windows.
 
     Raises:
         HmoeError: if the variable is no whole number below a million.

@@ -184,7 +184,7 @@ def read_text(path: Path, fix: str = "restore it from a copy, or remove it.") ->
     """Read a UTF-8 file.
 
     Raises:
-        HmoeError: with this `fix`, if it is not UTF-8; otherwise as `read_bytes`.
+        HmoeError: with this `fix`, if it is not UTF-8, and as `read_bytes`.
     """
     try:
         return read_bytes(path).decode("utf-8")
@@ -237,7 +237,7 @@ def locked(path: Path, wait: bool = True):
 
     Args:
         path: the lock file.
-        wait: wait for another process that holds it; otherwise yield False at once.
+        wait: whether to wait for another process that holds it. If not, yield False at once.
 
     Raises:
         HmoeError: if the file system has no locks.

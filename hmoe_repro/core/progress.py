@@ -14,20 +14,20 @@ from rich.console import Console
 from rich.filesize import decimal
 
 # %% ../../nbs/00_core/07_progress.ipynb #def-progress
-SECONDS_BETWEEN_LINES = 10  # where there is no terminal
+SECONDS_BETWEEN_LINES = 10  # if the output is not a terminal
 
 
 class Progress(progress.Progress):
     """Progress display of named tasks, and a context manager whose exit removes all bars.
 
-    Call it with (what, done, total, unit). On a terminal a task is a bar. Elsewhere it is a line
-    when it begins, and every ten seconds one with an estimate.
+    Call it with (what, done, total, unit). On a terminal a task is a bar. Elsewhere a task prints a
+    line when it begins, and every ten seconds a line with an estimate of the remaining time.
 
     Attributes:
         bars: whether the output is a terminal, which has bars.
 
     Args:
-        console: a `rich` console; the default writes to standard output.
+        console: a `rich` console. The default writes to standard output.
     """
 
     def __init__(self, console: Console | None = None):
@@ -47,13 +47,15 @@ class Progress(progress.Progress):
         )
 
     def __call__(self, what: str, done: int, total: int | None, unit: str = ""):
-        """Show how much of a task is done; a new name begins a task, and `done == total` ends it.
+        """Show how much of a task is done.
+
+        A new name begins a task, and `done == total` ends it.
 
         Args:
             what: name of the task.
-            done: how much is done.
-            total: how much there is in all, None while it is unknown.
-            unit: of both numbers; 'B' is shown as kB, MB and so on.
+            done: amount of work done.
+            total: amount of work in all, or None while it is unknown.
+            unit: unit of both numbers. 'B' is shown as kB, MB and so on.
         """
         now = time.monotonic()
         if what not in self.ids_by_name:
@@ -86,9 +88,9 @@ def amount(done: int, total: int | None, unit: str = "") -> str:
     """Format an amount of work: '3/10 images', '1.2 MB of 4.0 MB', or '3 images' without a total.
 
     Args:
-        done: how much is done.
-        total: how much there is in all, or None.
-        unit: of both; 'B' is shown as kB, MB and so on.
+        done: amount of work done.
+        total: amount of work in all, or None.
+        unit: unit of both numbers. 'B' is shown as kB, MB and so on.
     """
     if unit == "B":
         return decimal(done) if total is None else f"{decimal(done)} of {decimal(total)}"
@@ -96,7 +98,7 @@ def amount(done: int, total: int | None, unit: str = "") -> str:
     return f"{counted} {unit}".rstrip()
 
 # %% ../../nbs/00_core/07_progress.ipynb #def-time-left
-ENOUGH = 0.05  # of the work, before the rest of it can be estimated: the first part is slow
+ENOUGH = 0.05  # fraction of the work that is done before an estimate: the first part is slow
 
 
 def as_duration(seconds: float) -> str:
@@ -118,7 +120,7 @@ def time_left(seconds: float, done: float, total: float | None, enough: float = 
         enough: fraction of the work below which nothing is estimated.
 
     Returns:
-        The end of a sentence; '' if less than `enough` is done, or `total` is unknown.
+        The end of a sentence. It is '' if less than `enough` is done, or if `total` is unknown.
     """
     if not total or not done or done < enough * total:
         return ""

@@ -25,21 +25,25 @@ _DIGEST = 32  # bytes of a SHA-256
 
 
 def _rows_of_block(row_size: int) -> int:
+    """Return the number of rows in a block."""
     return max(1, _BLOCK_BYTES // row_size)
 
 
 def _seal_of(path: Path, table: bytes, contents: bytes) -> bytes:
-    """Return the last 32 bytes of a cache: a digest of its name, its table of digests and its
-    `contents`."""
+    """Return the last 32 bytes of a cache.
+
+    They are a digest of its name, of its table of digests, and of `contents` (see `RowWriter`).
+    """
     return hashlib.sha256(path.name.encode() + table + contents).digest()
 
 # %% ../../nbs/00_core/13_row_files.ipynb #def-row-writer
 class RowWriter:
-    """Writer of a file of rows: in any order and from several threads, to an unfinished file that
-    is renamed when it is whole.
+    """Writer of a file of rows, in any order and from several threads.
+
+    It writes to an unfinished file, which is renamed when it is whole.
 
     Args:
-        path: of the finished file.
+        path: path of the finished file.
         row_size: bytes of a row.
         rows: number of rows.
         part: path of the unfinished file.
@@ -57,11 +61,11 @@ class RowWriter:
         self.part.write_bytes(b"")
 
     def write(self, first: int, content, safely: bool = False):
-        """Write bytes from a row on.
+        """Write one or more rows.
 
         Args:
-            first: row, from 0.
-            content: bytes of one or more rows.
+            first: number of the first row, from 0.
+            content: bytes of the rows.
             safely: whether the file is then flushed to the disk.
         """
         with self._one_at_a_time, open(self.part, "r+b") as file:
@@ -72,14 +76,14 @@ class RowWriter:
                 os.fsync(file.fileno())
 
     def finish(self, contents: bytes, whole: str | None = None):
-        """Append digests, and rename the file to `path`; rows that were not written are zeros.
+        """Append digests, and rename the file to `path`. Rows that were not written are zeros.
 
         Args:
             contents: 32 bytes that identify the input from which the rows were made.
-            whole: SHA-256 that all rows must have, in hexadecimal digits; None: any.
+            whole: expected SHA-256 of all rows, in hexadecimal digits. None skips the check.
 
         Raises:
-            HmoeError: for another SHA-256 than `whole`.
+            HmoeError: if the rows have another SHA-256 than `whole`.
         """
         total = hashlib.sha256()
         digests = []
@@ -118,10 +122,10 @@ class Rows:
     damaged, the file is removed and `HmoeError` raised.
 
     Args:
-        path: of the file.
-        dtype: of the values.
-        shape: of the array.
-        axes: number of first axes of `shape` that count rows.
+        path: path of the file.
+        dtype: type of the values.
+        shape: shape of the array.
+        axes: number of leading axes of `shape` that count rows.
     """
 
     def __init__(self, path: Path, dtype, shape: tuple, axes: int = 1):
@@ -141,7 +145,7 @@ class Rows:
         self._checked = np.zeros(blocks, bool)
 
     def fits(self, contents: bytes | None) -> bool:
-        """Test whether the file's end is undamaged, and of the same `contents`, if given."""
+        """Return whether the file's end is undamaged and, if given, has the same `contents`."""
         end = self._file[-2 * _DIGEST :].tobytes()
         contents_of_file = end[:_DIGEST]
         if contents not in (None, contents_of_file):
@@ -149,10 +153,10 @@ class Rows:
         return end[_DIGEST:] == _seal_of(self.path, self._table, contents_of_file)
 
     def check(self, rows: np.ndarray):
-        """Compare the blocks that hold some rows with their digests, once a process.
+        """Compare the blocks that hold some rows with their digests, once in a process.
 
         Raises:
-            HmoeError: for a damaged block; the file is removed.
+            HmoeError: for a damaged block. The file is removed.
         """
         blocks = np.unique(np.asarray(rows) // self.block)
         block_size = self.block * self.row_size
@@ -197,16 +201,16 @@ def open_rows(
     """Open the rows in a file that a `RowWriter` finished.
 
     Args:
-        path: of the file.
-        dtype: of the values.
-        shape: of the array.
-        axes: number of first axes of `shape` that count rows.
+        path: path of the file.
+        dtype: type of the values.
+        shape: shape of the array.
+        axes: number of leading axes of `shape` that count rows.
         contents: 32 bytes that identify the input from which the rows must have been made. With
             None, a file that this process has open may have been removed since.
 
     Returns:
-        The rows; None if there is no file, its size or its end is damaged, or it was made of other
-        `contents`.
+        The rows. None without a file, for a file whose size or end is damaged, and for one that
+        was made of other `contents`.
     """
     path = Path(path)
     rows = _opened.get(path)
@@ -234,12 +238,12 @@ def build_once(lock: Path, fix: str, open_file: Callable, build: Callable):
 
     Args:
         lock: path of a file to lock.
-        fix: of the error.
+        fix: the fix that the error gives.
         open_file: function without arguments that returns the opened file, or None.
         build: function without arguments that builds it.
 
     Returns:
-        The result of `open_file`; None if the file is not whole even after `build`.
+        The result of `open_file`. None if the file is not whole even after `build`.
 
     Raises:
         HmoeError: if the folder of `lock` cannot be written.

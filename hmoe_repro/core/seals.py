@@ -21,9 +21,7 @@ _MOST_HEADER = 10**8  # bytes, as safetensors has it
 
 
 def sealed(tensors: dict, **metadata: str) -> bytes:
-    """Return the bytes of a safetensors file that holds its own SHA-256.
-
-    Equal content gives equal bytes.
+    """Return the bytes of a safetensors file that holds its SHA-256. Equal content, equal bytes.
 
     Args:
         tensors: tensors by name.
@@ -48,8 +46,8 @@ def _seal_of(content: bytes) -> tuple:
         content: the whole file, or its beginning with all of the header.
 
     Returns:
-        (digest in the header, SHA-256 object of `content` with zeros in its place, which can be
-        updated); (None, None) if there is no digest.
+        (digest in the header, SHA-256 object of `content` with zeros in the digest's place, which
+        can be updated), or (None, None) without a digest.
     """
     header_end = 8 + int.from_bytes(content[:8], "little")
     position = content.find(_SEAL, 0, header_end)
@@ -64,7 +62,7 @@ def _seal_of(content: bytes) -> tuple:
 def is_sealed(content: bytes) -> bool | None:
     """Return whether the bytes of a file fit the SHA-256 in its header.
 
-    None if there is none, as in files that were written before there were seals.
+    None for a header without SHA-256, as in files that were written before seals existed.
     """
     recorded, digest = _seal_of(content)
     if digest is None:
@@ -73,9 +71,9 @@ def is_sealed(content: bytes) -> bool | None:
 
 # %% ../../nbs/00_core/11_seals.ipynb #def-seal-fault
 def metadata_of(content: bytes) -> dict[str, str]:
-    """Read the metadata in the header of a safetensors file; {} for other files.
+    """Read the metadata in the header of a safetensors file, without checking the seal.
 
-    The seal is not checked.
+    Other files give {}.
     """
     try:
         header_end = 8 + int.from_bytes(content[:8], "little")
@@ -91,10 +89,10 @@ def sealed_for(content: bytes) -> str | None:
 
 
 def _fault(intact: bool | None, owner: str | None, run: str) -> str | None:
-    """Say why a file is not what was sealed for `run`, as `seal_fault`.
+    """Return the reason that `seal_fault` gives for a file, or None.
 
     Args:
-        intact: whether its digest is right; None if it has none.
+        intact: whether the file's digest is right, or None without a digest.
         owner: the run that it names, or None.
         run: the run that it should belong to.
     """
@@ -108,7 +106,7 @@ def _fault(intact: bool | None, owner: str | None, run: str) -> str | None:
 
 
 def seal_fault(content: bytes, run: str) -> str | None:
-    """Say why the bytes of a file are not what was sealed for `run`; None if they are.
+    """Return why the bytes of a file are not a file sealed for `run`, or None if they are.
 
     The reason is the end of a sentence that begins with 'it'.
     """
@@ -116,7 +114,7 @@ def seal_fault(content: bytes, run: str) -> str | None:
 
 
 def foreign_file(path, run: str) -> str | None:
-    """Say why a file is damaged or another run's, as `seal_fault`.
+    """Return why a file is damaged or belongs to another run, worded as in `seal_fault`.
 
     None also for a file without a digest, or without the name of a run, such as a state. The file
     is read in pieces.
@@ -137,11 +135,11 @@ def foreign_file(path, run: str) -> str | None:
     return _fault(intact, owner, run)
 
 # %% ../../nbs/00_core/11_seals.ipynb #def-sums
-SUMS = "SHA256SUMS"  # beside files, a line for each
+SUMS = "SHA256SUMS"  # a line for each file in the same folder
 
 
 def write_sums(folder, names: list[str]):
-    """Write `SHA256SUMS` of the files `names` in a folder; names without a file are left out."""
+    """Write `SHA256SUMS` of the files `names` in a folder. Names without a file are left out."""
     folder = Path(folder)
     lines = []
     for name in sorted(names):

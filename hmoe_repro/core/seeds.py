@@ -32,7 +32,6 @@ def seed_everything(seed: int):
     if not -(2**63) <= seed < 2**64:
         raise HmoeError(f"seed {seed} has more than 64 bits.", fix="use a smaller seed.")
     import numpy as np
-    import torch
 
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -47,7 +46,6 @@ def random_state(device="cpu") -> dict:
         generator of a CUDA `device`.
     """
     import numpy as np
-    import torch
 
     version, internal, gauss = random.getstate()
     name, keys, *rest = np.random.get_state()
@@ -64,7 +62,6 @@ def random_state(device="cpu") -> dict:
 def restore_random_state(state: dict, device="cpu"):
     """Restore the state that `random_state` returned."""
     import numpy as np
-    import torch
 
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
@@ -77,8 +74,10 @@ def restore_random_state(state: dict, device="cpu"):
 # %% ../../nbs/00_core/03_seeds.ipynb #def-undisturbed
 @contextlib.contextmanager
 def undisturbed(device="cpu"):
-    """Context manager: afterwards the global generators of Python, NumPy and PyTorch, and that of a
-    CUDA `device`, are as they were before."""
+    """Context manager: restore the global generators of Python, NumPy and PyTorch afterwards.
+
+    The generator of a CUDA `device` is restored as well.
+    """
     before = random_state(device)
     try:
         yield
@@ -88,11 +87,13 @@ def undisturbed(device="cpu"):
 
 @contextlib.contextmanager
 def drawing_from(generator):
-    """Context manager: code that draws from NumPy's global generator draws from `generator`.
+    """Context manager: make NumPy's global functions draw from `generator`. Not thread-safe.
 
     It is for libraries whose functions take no generator, such as seaborn's `stripplot`. Afterwards
-    the global generator is as it was, and `generator` (a `numpy.random.RandomState`) has advanced
-    by what was drawn. Not thread-safe.
+    the global generator has its previous state, and `generator` has advanced by the draws.
+
+    Args:
+        generator: a `numpy.random.RandomState`.
     """
     import numpy as np
 

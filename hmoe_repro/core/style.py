@@ -28,10 +28,10 @@ def colours(names, fixed: dict | None = None) -> dict[str, str]:
 
     Args:
         names: what is drawn.
-        fixed: name -> its fixed colour; by default those of the algorithms.
+        fixed: name -> its fixed colour. The default is `ALGORITHM_COLOURS`.
 
     Returns:
-        name -> colour. Names without a fixed colour take those of the palette that are free.
+        name -> colour. Names without a fixed colour take the free colours of the palette.
     """
     names = list(dict.fromkeys(names))
     if fixed is None:

@@ -25,7 +25,7 @@ def package_toml(name: str) -> dict:
 
 # %% ../../nbs/00_core/09_toml.ipynb #def-line-of
 def _value(content, keys):
-    """Return the value at `keys` (names in tables, numbers in lists); None if there is none."""
+    """Return the value at `keys` (names in tables, numbers in lists), or None."""
     try:
         return functools.reduce(lambda inner, key: inner[key], keys, content)
     except (KeyError, IndexError, TypeError):
@@ -38,7 +38,7 @@ _UNFINISHED = object()  # the text ends inside a statement
 def _value_by(lines: list[str], end: int, keys):
     """Return the value at `keys` in the first `end` lines of a TOML file.
 
-    None means that it is not set there, `_UNFINISHED` that they end inside a statement.
+    None means that the keys are not set there, `_UNFINISHED` that the lines end inside a statement.
     """
     try:
         return _value(tomllib.loads("\n".join(lines[:end])), keys)
@@ -57,7 +57,7 @@ def line_of(text: str, *keys) -> int:
         keys: names in tables and numbers in lists, from the outermost to the innermost.
 
     Returns:
-        The line. In a statement of several lines it is that of the key, or of the value in a list.
+        The line. In a statement of several lines, the line of the key, or of the value in a list.
         1 if nothing sets the keys.
     """
     if not keys:
@@ -128,18 +128,18 @@ def open_settings(path, name: str = "") -> SettingsFile:
 
     Args:
         path: the file.
-        name: its name in messages; the path if it is empty.
+        name: its name in messages. If empty, the path.
 
     Raises:
-        HmoeError: if it cannot be read, has more than `MAX_SETTINGS_BYTES`, or is not TOML, with
-            the line.
+        HmoeError: if it cannot be read, has more than `MAX_SETTINGS_BYTES`, or is not TOML (with
+            the line).
     """
     name = name or str(path)
     try:
         size = plain_file(path, "read").stat().st_size
         if size > MAX_SETTINGS_BYTES:
-            most = f"{MAX_SETTINGS_BYTES:,} are the most of a settings file"
-            cause = f"{name} has {size:,} bytes; {most}."
+            most = f"the limit of a settings file is {MAX_SETTINGS_BYTES:,}"
+            cause = f"{name} has {size:,} bytes, and {most}."
             raise HmoeError(cause, fix="divide it into several files.")
         text = Path(path).read_text(encoding="utf-8-sig")  # Windows editors add a mark
     except (OSError, UnicodeDecodeError) as error:
