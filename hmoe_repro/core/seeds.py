@@ -32,6 +32,7 @@ def seed_everything(seed: int):
     if not -(2**63) <= seed < 2**64:
         raise HmoeError(f"seed {seed} has more than 64 bits.", fix="use a smaller seed.")
     import numpy as np
+    import torch
 
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -46,6 +47,7 @@ def random_state(device="cpu") -> dict:
         generator of a CUDA `device`.
     """
     import numpy as np
+    import torch
 
     version, internal, gauss = random.getstate()
     name, keys, *rest = np.random.get_state()
@@ -62,6 +64,7 @@ def random_state(device="cpu") -> dict:
 def restore_random_state(state: dict, device="cpu"):
     """Restore the state that `random_state` returned."""
     import numpy as np
+    import torch
 
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
