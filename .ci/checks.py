@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CHECKS = {
-    "lint": [["ruff", "check", "."]],
+    "lint": [["ruff", "check", "."], ["ruff", "check", "--select", "F821", "hmoe_repro"]],
     "format": [["ruff", "format", "--check", "--quiet", "."]],
     "export": [[sys.executable, "-m", "pytest", "-q", "-n", "0", "tests/test_sync.py"]],
     "spelling": [["codespell"]],

@@ -198,3 +198,22 @@ print(before == environment.library_hash() != environment.library_hash.__wrapped
         [sys.executable, "-c", code], cwd=tmp_path, env=where, capture_output=True
     )
     assert done.stdout == b"True\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    "value, valid, similar",
+    [
+        ("ERN", ["ERM", "HMOE-DN"], "ERM"),
+        ("hmoe-dn", ["ERM", "HMOE-DN"], "HMOE-DN"),
+        ("lrr", ["batch_size", "lr"], "lr"),
+        ("slurm", ["local", "ray"], ""),
+        (3, [1, 2], ""),
+        ("", ["a"], ""),
+    ],
+)
+def test_the_most_similar_valid_name_is_suggested(value, valid, similar):
+    assert errors.closest(value, valid) == similar
+    with pytest.raises(errors.HmoeError) as raised:
+        errors.check_choice(value, valid, "name")
+    assert (f"Did you mean '{similar}'?" in str(raised.value)) == bool(similar)
+    assert raised.value.choices == valid

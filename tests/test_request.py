@@ -223,7 +223,7 @@ def test_two_algorithms_can_share_weights_and_batches():
         ("MTL", {"mtl_ema": 2}, {}, "mtl_ema must be at most 1"),
         ("HMOE-DN", {"mix": "x"}, {}, "unknown mix 'x'. Valid: logits, prob"),
         ("HMOE-DN", {"d2v_encoder": "image"}, {"resolution": 8}, "needs 16 pixels a side"),
-        ("DMG", {"places": ["fc9"]}, {}, "place for masks in the network mnist_cnn 'fc9'. Valid"),
+        ("DMG", {"places": ["fc9"]}, {}, "place for masks in the network mnist_cnn 'fc9'"),
         ("ERM", {"freeze_bn": "x", "weights": "random"}, {"network": "resnet18"}, "freeze_bn 'x'"),
         ("ERM", {"weights": "random"}, {"network": "timm:vit_none"}, "timm has no network 'vit_n"),
         ("ERM", {"weights": "random"}, {"network": "resnet18", "resolution": 16}, "at least 32"),
