@@ -25,13 +25,14 @@ def resolve_device(name: str = "auto"):
     """
     import torch
 
+    chosen = name
     if name == "auto":
-        name = torch.accelerator.current_accelerator(check_available=True) or "cpu"
+        chosen = torch.accelerator.current_accelerator(check_available=True) or "cpu"
     try:
-        device = torch.device(name)
+        device = torch.device(chosen)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, ImportError, NotImplementedError) as error:
-        cause = f"device {str(name)!r} cannot be used here ({first_line(error)})."
+        cause = f"device {str(chosen)!r} cannot be used here ({first_line(error)})."
         raise HmoeError(cause, fix="--device cpu, or auto.") from None
     return device
 
@@ -68,6 +69,9 @@ def single_thread():
         torch.set_num_threads(before)
 
 # %% ../../nbs/00_core/04_devices.ipynb #def-import-torchvision
+_DECLARED = []
+
+
 def import_torchvision():
     """Import torchvision and return it, even if its compiled operators cannot be loaded.
 
@@ -89,5 +93,5 @@ def import_torchvision():
             library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         import torchvision
 
-        torchvision.declared = library  # its operators exist as long as it does
+        _DECLARED.append(library)  # its operators exist as long as it does
     return torchvision

@@ -77,7 +77,7 @@ def _table_class():
 
         def _repr_html_(self):
             with pd.option_context("display.max_colwidth", LONGEST_TEXT):
-                return super()._repr_html_()
+                return pd.DataFrame._repr_html_(self)  # pyright: ignore[reportAttributeAccessIssue]
 
     return Table
 
@@ -103,8 +103,9 @@ def as_table(values, columns: Sequence[str] = ()):
         rows = list(named.values())
         index = [_cell(name) for name in named]
     parts = [_fields(row) for row in rows]
-    if rows and all(part is not None for part in parts):
-        cells = [_cells_by_name(part) for part in parts]
+    named_parts = [part for part in parts if part is not None]
+    if rows and len(named_parts) == len(rows):
+        cells = [_cells_by_name(part) for part in named_parts]
         return table(cells, index=index, dtype=object).fillna("")
     if len(columns) > 1:
         cells = [list(map(_cell, row)) for row in rows]

@@ -319,7 +319,8 @@ def public(function=None, /, **kinds):
     for cached in ("cache_clear", "cache_info"):
         if hasattr(function, cached):
             setattr(checked, cached, getattr(function, cached))
-    checked.kinds = {parameter.name: parameter.annotation for parameter in parameters}
+    kinds_by_name = {parameter.name: parameter.annotation for parameter in parameters}
+    vars(checked)["kinds"] = kinds_by_name
     PUBLIC[f"{function.__module__}.{name}"] = checked
     return checked
 

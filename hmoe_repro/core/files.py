@@ -41,8 +41,9 @@ def repo_root() -> Path:
     It is searched for from the package, then from the working directory upwards. Without one it
     is the working directory.
     """
-    if _checkout():
-        return _checkout()
+    checkout = _checkout()
+    if checkout is not None:
+        return checkout
     here = Path.cwd()
     for folder in (here, *here.parents):
         if _is_project(folder):

@@ -162,7 +162,7 @@ class Rows:
         block_size = self.block * self.row_size
         for i in blocks[~self._checked[blocks]].tolist():
             end = min((i + 1) * block_size, self.nbytes)
-            digest = hashlib.sha256(self._file[i * block_size : end]).digest()
+            digest = hashlib.sha256(self._file[i * block_size : end].data).digest()
             if digest != self._table[i * _DIGEST : (i + 1) * _DIGEST]:
                 self._refuse(i)
             self._checked[i] = True

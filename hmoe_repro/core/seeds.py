@@ -50,10 +50,10 @@ def random_state(device="cpu") -> dict:
     import torch
 
     version, internal, gauss = random.getstate()
-    name, keys, *rest = np.random.get_state()
+    name, keys, *rest = np.random.get_state(legacy=True)
     state = {
         "python": [version, list(internal), gauss],
-        "numpy": [name, torch.from_numpy(keys.astype(np.int64)), *rest],
+        "numpy": [name, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest],
         "torch": torch.get_rng_state(),
     }
     if torch.device(device).type == "cuda":

@@ -10,6 +10,7 @@ import itertools
 from importlib import resources
 
 import matplotlib
+from matplotlib.rcsetup import cycler
 
 # %% ../../nbs/00_core/08_style.ipynb #def-colours
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#B59F00", "#8C6D46", "#7F7F7F")
@@ -47,5 +48,5 @@ def colours(names, fixed: dict | None = None) -> dict[str, str]:
 # %% ../../nbs/00_core/08_style.ipynb #def-use-style
 def use_style():
     """Set matplotlib's defaults for every picture of the project, from `hmoe.mplstyle`."""
-    matplotlib.rc_file(resources.files("hmoe_repro") / "hmoe.mplstyle")
-    matplotlib.rcParams["axes.prop_cycle"] = matplotlib.cycler(color=PALETTE)
+    matplotlib.rc_file(str(resources.files("hmoe_repro") / "hmoe.mplstyle"))
+    matplotlib.rcParams["axes.prop_cycle"] = cycler(color=PALETTE)
