@@ -69,9 +69,6 @@ def single_thread():
         torch.set_num_threads(before)
 
 # %% ../../nbs/00_core/04_devices.ipynb #def-import-torchvision
-_DECLARED = []
-
-
 def import_torchvision():
     """Import torchvision and return it, even if its compiled operators cannot be loaded.
 
@@ -93,5 +90,6 @@ def import_torchvision():
             library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         import torchvision
 
-        _DECLARED.append(library)  # its operators exist as long as it does
+        # The operators exist as long as the library does.
+        torchvision.declared = library  # pyright: ignore[reportAttributeAccessIssue]
     return torchvision
