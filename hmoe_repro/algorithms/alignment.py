@@ -155,6 +155,7 @@ class DANN(ERM):
         self.adversary = nn.ModuleDict({"discriminator": discriminator})
 
     def make_optimizer(self):
+        """Build one Adam with a parameter group for each player."""
         h = self.hparams
         network = {
             "params": list(self.network_parameters()),
@@ -179,6 +180,7 @@ class DANN(ERM):
         return [adversary] * (k - 1) + [network + adversary]
 
     def steps(self, minibatches):
+        """Make the steps of `schedule`, and return the losses of the last one."""
         for parameters in self.schedule():
             losses = self.loss(minibatches)
             tools.step_on(self.optimizer, losses["loss"], parameters)
@@ -288,6 +290,7 @@ class MTL(ERM):
         return {"loss": tools.domain_losses(logits, minibatches).sum()}
 
     def predict(self, x):
+        """Compute logits (B, num_classes) of images x (B, C, H, W) of one domain."""
         z = self.featurizer(x)
         generator = None
         if self.hparams["domainbed_compat"]:

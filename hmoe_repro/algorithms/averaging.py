@@ -53,6 +53,7 @@ class Averaging(Algorithm):
         cls.base.check_domains(num_domains, inner_hparams_of(cls.base, hparams))
 
     def update(self, minibatches, unlabeled=None):
+        """Update `current`, then the average, and return the losses of `current`."""
         self.current.total_steps = self.total_steps
         losses = self.current.update(minibatches, unlabeled)
         self.update_count += 1
@@ -157,11 +158,13 @@ class EoA(Algorithm):
         )
 
     def update(self, minibatches, unlabeled=None):
+        """Update all members, and return their mean loss."""
         losses = [member.update(minibatches, unlabeled)["loss"] for member in self.members]
         self.update_count += 1
         return {"loss": sum(losses) / len(losses)}
 
     def predict(self, x):
+        """Compute the mean logits (B, num_classes) of the members."""
         return torch.stack([member.predict(x) for member in self.members]).mean(0)
 
 # %% ../../nbs/04_algorithms/10_averaging.ipynb #def-valley
@@ -230,7 +233,7 @@ def published_valley(
         tolerance_ratio: as in `loss_valley`.
 
     Returns:
-        The segments in the order in which the released code adds them.
+        The segments, in the order of their addition.
     """
     added = []
     begin = None
@@ -390,6 +393,7 @@ class SWAD(Averaging):
             mean.add(part.tensors, 1 if self.hparams["domainbed_compat"] else part.count)
 
     def training_state(self):
+        """Return the state of every `Algorithm`, and the losses and means of the segments."""
         valley = {
             "losses": self.losses,
             "segment": vars(self.segment),
@@ -431,6 +435,7 @@ class WarmStart(tools.AnnealedPenalty, ERM):
         return self.adam([{"params": self.network_parameters(), "lr": rate}])
 
     def steps(self, minibatches):
+        """Make one step on the classifier, or after the warm start on all parameters."""
         losses = self.loss(minibatches)
         moved = self.classifier.parameters() if self.warm() else self.network_parameters()
         tools.step_on(self.optimizer, losses["loss"], moved)
@@ -459,6 +464,7 @@ class ERMPlusPlus(SMA):
         self.worse = 0  # number of checkpoints in a row without improvement
 
     def update(self, minibatches, unlabeled=None):
+        """Update network and average, and the average's live batch-norm statistics."""
         losses = super().update(minibatches, unlabeled)
         if tools.live_batch_norm(self.result):
             with torch.no_grad():

@@ -200,7 +200,7 @@ class Algorithm(Resumable):
         )
 
     def loss(self, minibatches) -> dict[str, torch.Tensor]:
-        """Compute the scalars to report, of which training minimises 'loss'."""
+        """Compute the scalars to report. Training minimises the entry 'loss'."""
         raise NotImplementedError
 
     def steps(self, minibatches) -> dict[str, torch.Tensor]:

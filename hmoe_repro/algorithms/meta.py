@@ -62,6 +62,7 @@ class MLDG(ERM):
         return loss, torch.autograd.grad(loss, list(self.parameters()))
 
     def steps(self, minibatches):
+        """Make one step on the summed gradients of all pairs, and return 'loss' and 'meta_test'."""
         domain_sizes(minibatches)
         h = self.hparams
         M = len(minibatches)
@@ -116,6 +117,7 @@ class ARM(ERM):
 
     @classmethod
     def check_domains(cls, num_domains, hparams):
+        """Check the settings of every `Algorithm`, and that no stage is frozen."""
         super().check_domains(num_domains, hparams)
         if hparams.get("frozen_stages"):
             raise HmoeError(
@@ -151,6 +153,7 @@ class ARM(ERM):
         return {"loss": F.cross_entropy(self.grouped(x, domain_sizes(minibatches)), y)}
 
     def predict(self, x):
+        """Compute logits (B, num_classes) in groups of `batch_size` images, or in one group."""
         size = self.hparams["batch_size"]
         if len(x) % size:
             return self.grouped(x, [len(x)])
@@ -169,6 +172,7 @@ class Fish(ERM):
     HPARAMS = ERM.HPARAMS | declared_hparams("Fish")
 
     def steps(self, minibatches):
+        """Walk through the domains and move a fraction of the way, and return the mean loss."""
         domain_sizes(minibatches)
         state = [t for t in self.state_dict().values() if t.is_floating_point()]
         start = [t.clone() for t in state]
@@ -277,6 +281,7 @@ class MetaReg(ERM):
             torch._foreach_add_(list(self.phi), slopes, alpha=-self.hparams["meta_lr"])
 
     def steps(self, minibatches):
+        """Learn the penalty, or after `meta_fraction` of the updates train the new network."""
         if self.progress >= self.hparams["meta_fraction"]:
             return self.final_step(minibatches)
         losses = self.base_steps(minibatches)

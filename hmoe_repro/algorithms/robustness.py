@@ -181,6 +181,7 @@ class SagNet(ERM):
         self.style_head = self.make_classifier(self.featurizer.num_features)
 
     def steps(self, minibatches):
+        """Make the steps of classifier, style head and featurizer, and return their losses."""
         x, y = concatenate(minibatches)
         content = F.cross_entropy(self.classifier(randomize_style(self.featurizer(x))), y)
         tools.step_on(self.optimizer, content, self.network_parameters())
