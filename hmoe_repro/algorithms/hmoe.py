@@ -309,7 +309,7 @@ def with_defaults(declared: dict[str, HParam], **defaults) -> dict[str, HParam]:
 # %% ../../nbs/04_algorithms/05_hmoe.ipynb #def-hmoe-dl
 @register("HMOE-DL", paper="Qu et al., 2022", needs_domain_labels=True, family="domain experts")
 class HMOE_DL(DomainExperts):
-    """HMOE with domain labels (Qu et al., 2022): expert k is supervised to own training domain k.
+    """HMOE with domain labels (Qu et al., 2022): expert k is assigned training domain k.
 
     Loss: L_y + L_d, the cross entropy of the mixture (eq. 8) plus the gate's (eq. 7).
     """

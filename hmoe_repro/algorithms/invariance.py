@@ -120,7 +120,7 @@ class Fishr(tools.AnnealedPenalty, ERM):
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
         super().__init__(input_shape, num_classes, num_domains, hparams)
         tools.linear_classifier(
-            self, "Fishr knows the gradients of a linear classifier in closed form"
+            self, "Fishr computes the gradients of a linear classifier in closed form"
         )
         shape = (num_domains, num_classes, self.featurizer.num_features + 1)
         self.register_buffer("variances", torch.zeros(shape))

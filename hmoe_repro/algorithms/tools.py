@@ -144,7 +144,7 @@ class AnnealedPenalty:
     def update(self, minibatches, unlabeled=None):
         """Make one update, with a new optimiser at a jump."""
         if self.update_count and self.update_count in self.jumps():
-            self.optimizer = None  # made anew by the next line
+            self.optimizer = None  # the next line makes a new one
         return super().update(minibatches, unlabeled)
 
 # %% ../../nbs/04_algorithms/02_tools.ipynb #def-refusals
