@@ -252,6 +252,7 @@ def test_class_weights_count_every_class_the_same():
     close(
         class_weights(torch.tensor([0, 1, 1]), 2), class_weights(torch.tensor([0, 1, 1]), 4) * 2
     )  # DomainBed's sizing by the batch
+    close(class_weights(torch.tensor([0, 0, 0, 2]), 4), torch.tensor([1 / 12] * 3 + [1 / 4]))
 
 
 def test_learning_rates_follow_lr_unless_they_are_set():

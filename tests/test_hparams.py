@@ -259,6 +259,17 @@ def test_every_default_and_every_draw_has_the_declared_type_and_survives_json():
             }
 
 
+def test_a_new_hyper_parameter_leaves_the_other_draws_alone():
+    declared = {"lr": HParam(1e-3, "rate", search=LogUniform(-4.5, -2.5))}
+    drawn = draw_hparams(declared, 3, 2)["lr"]
+    generator = np.random.RandomState(seed_hash(seed_hash(3, 2), "lr"))
+    assert drawn == 10 ** generator.uniform(-4.5, -2.5)
+    with_more = draw_hparams(declared | {"new": HParam(0.0, "new", search=Uniform(0, 1))}, 3, 2)
+    assert with_more["lr"] == drawn
+    assert "new" in with_more
+    assert draw_hparams(declared, 0, 2) == {}
+
+
 def test_a_data_set_with_bounds_of_its_own_leaves_the_other_draws_alone():
     declared = {
         "a": HParam(0.0, "one", search=Uniform(0, 1)),

@@ -11,7 +11,7 @@ from torch import nn
 
 from hmoe_repro.algorithms.base import ALGORITHMS, ERM
 from hmoe_repro.algorithms.conformance import check_algorithm
-from hmoe_repro.algorithms.meta import ARM, MLDG, Fish, MetaReg, context_network
+from hmoe_repro.algorithms.meta import ARM, MLDG, Fish, MetaReg, context_network, first_adam_step
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.seeds import seed_everything
 
@@ -259,6 +259,30 @@ def test_fish_against_clones_and_a_carried_inner_adam(domains, weight_decay):
     for a, b in zip(fish.buffers(), theta.buffers(), strict=True):
         torch.testing.assert_close(a, b)
     assert {int(s["step"]) for s in fish.optimizer.state.values()} == {2 * domains}
+
+
+def test_fish_with_no_and_with_full_outer_step():
+    fish, still = by_hand.tiny(Fish, meta_lr=1.0), by_hand.tiny(Fish, meta_lr=0.0)
+    adam_only, before = copy.deepcopy(fish), copy.deepcopy(still.state_dict())
+    adam = by_hand.Adam(adam_only.parameters(), fish.hparams["lr"], 0.0)
+    batches = by_hand.draw((5, 5, 5), 0)
+    fish.update(batches)
+    still.update(batches)
+    for x, y in batches:
+        loss = by_hand.cross_entropy(adam_only.classifier(adam_only.featurizer(x)), y)
+        adam.step(by_hand.gradients(loss, adam_only.parameters()))
+    by_hand.assert_same_parameters(fish, adam_only)
+    assert all(torch.equal(value, before[name]) for name, value in still.state_dict().items())
+
+
+def test_first_adam_step_is_that_of_torch():
+    generator = torch.Generator().manual_seed(0)
+    ours, gradient = torch.randn(2, 50, dtype=torch.float64, generator=generator)
+    theirs = ours.clone().requires_grad_()
+    theirs.grad = gradient**5
+    torch.optim.Adam([theirs], lr=0.01, weight_decay=0.1).step()
+    first_adam_step([ours], [gradient**5], lr=0.01, weight_decay=0.1)
+    torch.testing.assert_close(ours, theirs.detach(), rtol=1e-12, atol=1e-12)
 
 
 def test_fish_builds_no_network():

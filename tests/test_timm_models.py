@@ -662,8 +662,8 @@ REFUSED = {
     ("SagNet", "all"): "all of this one is frozen. Fix: fewer frozen_stages",
     ("Transfer", "all"): "Transfer trains the featurizer against.*all of this one is frozen",
     ("ADRMX", "all"): "ADRMX trains two featurizers against.*all of this one is frozen",
-    ("ARM", "all"): "a channel that is learnt.*Fix: set frozen_stages=0",
-    ("ARM", 4): "a channel that is learnt",
+    ("ARM", "all"): "ARM.*frozen stages.*Fix: set frozen_stages=0",
+    ("ARM", 4): "ARM.*Fix: set frozen_stages=0",
     ("GMoE", "all"): "GMoE does not train the network",
     ("GMoE", 4): "GMoE does not train the network",
 }

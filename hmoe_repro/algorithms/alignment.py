@@ -31,18 +31,18 @@ def spread(values: torch.Tensor) -> torch.Tensor:
 
 # %% ../../nbs/04_algorithms/07_alignment.ipynb #def-alignment
 class Alignment(ERM):
-    """Base of algorithms that penalise a distance between the domains' features.
+    """Base class of algorithms that penalise a distance between the domains' features.
 
     Loss: mean over domains of the cross entropy + mmd_gamma * distance. A subclass defines
-    `distance`. Each domain is a pass of its own where batch norm is live, as in DomainBed.
+    `distance`. If batch norm is live, each domain is passed separately, as in DomainBed.
     """
 
-    version = 2  # 1 made one pass where batch norm was live
+    version = 2  # version 1 made a joint pass even if batch norm was live
     HPARAMS = ERM.HPARAMS | declared_hparams("alignment")
-    least_domains = 2  # for which there is a distance
+    least_domains = 2  # with fewer domains the penalty is 0
 
     def distance(self, z: torch.Tensor, minibatches) -> torch.Tensor:
-        """Compute the mean over all pairs of domains of the distance between their features.
+        """Compute the distance between the features of two domains, averaged over all pairs.
 
         Args:
             z: concatenated features (sum of sizes, F).
@@ -95,7 +95,7 @@ def gaussian_kernels(z: torch.Tensor, widths=WIDTHS) -> torch.Tensor:
         widths: the values of g.
 
     Returns:
-        The kernels of all pairs of rows, (n, n).
+        The kernel matrix of all pairs of rows, (n, n).
     """
     squares = z.square().sum(1)
     distances = (torch.addmm(squares, z, z.T, alpha=-2) + squares[:, None]).clamp_min(1e-30)
@@ -107,8 +107,8 @@ class MMD(Alignment):
     """Maximum mean discrepancy (Li et al., 2018): equal mean embeddings of the features.
 
     Distance of domains i, j: mean k(i, i) + mean k(j, j) - 2 mean k(i, j), each over all pairs of
-    images, with the kernel of `gaussian_kernels`. Deviation: the paper's adversarial autoencoder is
-    left out, as in DomainBed.
+    images, with the kernel of `gaussian_kernels`. Deviation: we omit the paper's adversarial
+    autoencoder, as DomainBed does.
     """
 
     def distance(self, z, minibatches):
@@ -136,14 +136,16 @@ def make_discriminator(num_features: int, num_domains: int, hparams: dict) -> ML
 class DANN(ERM):
     """Domain-adversarial network (Ganin et al., 2016): features that hide the domain.
 
-    Loss: cross entropy of the classes + L_d, the discriminator's cross entropy of the domains +
-    grad_penalty * its squared slope. The gradient of L_d is reversed and multiplied by `lambda`
-    below the features. The discriminator is in `adversary`. Deviation: every update trains both, as
-    in the paper; `domainbed_compat` trains adversary and network in turn. `HmoeError` for a single
-    training domain.
+    Loss: cross entropy of the classes + L_d, with L_d the discriminator's cross entropy of the
+    domains + grad_penalty * its squared slope. The gradient of L_d with respect to the features is
+    multiplied by -`lambda`. The discriminator is in `adversary`. Deviation: every update trains
+    both players, as in the paper. With `domainbed_compat` they take turns, as in DomainBed.
+
+    Raises:
+        HmoeError: for a single training domain.
     """
 
-    version = 2  # in 1, a weight_decay_d or weight_decay_g of 0 was weight_decay
+    version = 2  # version 1 replaced a weight_decay_d or weight_decay_g of 0 by weight_decay
     HPARAMS = ERM.HPARAMS | declared_hparams("adversary") | declared_hparams("DANN")
     needs_two_domains = "DANN and CDANN hide from which training domain an image is"
 
@@ -153,6 +155,7 @@ class DANN(ERM):
         self.adversary = nn.ModuleDict({"discriminator": discriminator})
 
     def make_optimizer(self):
+        """Build one Adam with a parameter group for each player."""
         h = self.hparams
         network = {
             "params": list(self.network_parameters()),
@@ -167,7 +170,7 @@ class DANN(ERM):
         return torch.optim.Adam([network, adversary], betas=(h["beta1"], 0.9), fused=True)
 
     def schedule(self) -> list:
-        """List the parameters that each step of the next update moves."""
+        """List the parameters to move, for each step of the next update."""
         k = self.hparams["d_steps_per_g_step"]
         network = self.network_parameters()
         adversary = list(self.adversary.parameters())
@@ -177,6 +180,7 @@ class DANN(ERM):
         return [adversary] * (k - 1) + [network + adversary]
 
     def steps(self, minibatches):
+        """Make the steps of `schedule`, and return the losses of the last one."""
         for parameters in self.schedule():
             losses = self.loss(minibatches)
             tools.step_on(self.optimizer, losses["loss"], parameters)
@@ -187,7 +191,7 @@ class DANN(ERM):
         return z
 
     def domain_loss(self, losses, y):
-        """Combine the discriminator's losses of single images (B,) to a scalar."""
+        """Reduce the discriminator's losses (B,) of the images with classes y (B,) to a scalar."""
         return losses.mean()
 
     def loss(self, minibatches):
@@ -205,15 +209,15 @@ class DANN(ERM):
 
 # %% ../../nbs/04_algorithms/07_alignment.ipynb #def-class-weights
 def class_weights(y: torch.Tensor, num_classes: int, factor=None) -> torch.Tensor:
-    """Compute a weight of each image that makes classes count equally.
+    """Compute a weight for each image so that all classes count equally.
 
-    The weight is 1 / (images of the same class * factor). Classes are counted without reading y,
-    for which a GPU would have to wait.
+    The weight is 1 / (number of images of the same class * factor). Classes are counted without
+    copying y to the CPU, which would wait for the GPU.
 
     Args:
         y: labels (B,).
-        num_classes: classes that there are.
-        factor: by default `num_classes`.
+        num_classes: number of classes.
+        factor: number of classes in the weight, by default `num_classes`.
 
     Returns:
         Weights (B,).
@@ -229,8 +233,8 @@ class CDANN(DANN):
     """Conditional DANN (Li et al., 2018): features that hide the domain within each class.
 
     The discriminator's input is z + embedding(y), and L_d is its cross entropy weighted by
-    `class_weights`. Deviation: weights use the number of classes; `domainbed_compat` uses the
-    largest label of the batch.
+    `class_weights`. Deviation: weights use the number of classes. With `domainbed_compat` they use
+    the largest label of the batch plus one, as in DomainBed.
     """
 
     HPARAMS = DANN.HPARAMS | declared_hparams("CDANN")
@@ -252,11 +256,12 @@ class MTL(ERM):
     """Marginal transfer learning (Blanchard et al., 2021): the classifier also sees the domain.
 
     Loss: sum over domains of the cross entropy of classifier([z, e]), with e the mean feature of
-    the image's domain, a running average in training. `predict` takes a batch as images of one
-    domain. Deviation: with `domainbed_compat` e is noise, as in DomainBed.
+    the image's domain, a running average in training. `predict` assumes that all images of a batch
+    are from one domain. Deviation: with `domainbed_compat` e is noise, as in DomainBed.
     """
 
-    version = 2  # 1: one pass with live batch norm; `domainbed_compat` drew in evaluation
+    # version 1 made a joint pass with live batch norm and drew noise from the global generator
+    version = 2
     HPARAMS = ERM.HPARAMS | declared_hparams("MTL")
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
@@ -269,9 +274,9 @@ class MTL(ERM):
 
         Args:
             z: features (B, F).
-            e: mean features of the images' domains (B, F); noise replaces them under
+            e: mean features of the images' domains (B, F), replaced by noise with
                 `domainbed_compat`.
-            generator: source of that noise; None is the global one.
+            generator: source of the noise. None is the global generator.
         """
         if self.hparams["domainbed_compat"]:
             e = torch.randn(z.shape, generator=generator, device=z.device, dtype=z.dtype)
@@ -285,9 +290,10 @@ class MTL(ERM):
         return {"loss": tools.domain_losses(logits, minibatches).sum()}
 
     def predict(self, x):
+        """Compute logits (B, num_classes) of images x (B, C, H, W) of one domain."""
         z = self.featurizer(x)
         generator = None
         if self.hparams["domainbed_compat"]:
-            # a generator of its own: evaluation leaves training alone
+            # a separate generator, so that evaluation does not change the training
             generator = torch.Generator(z.device).manual_seed(0)
         return self.classify(z, z.mean(0).expand_as(z), generator)

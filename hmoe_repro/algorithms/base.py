@@ -27,7 +27,7 @@ SHARED_HPARAMS = declared_hparams("shared")
 
 # %% ../../nbs/04_algorithms/03_base.ipynb #def-resumable
 def _find_owner(module: nn.Module, full_name: str) -> tuple[nn.Module, str]:
-    """Return the submodule and the attribute that a name such as 'current.best' means."""
+    """Return the submodule and the attribute name of a dotted path such as 'current.best'."""
     path, _, name = full_name.rpartition(".")
     return module.get_submodule(path), name
 
@@ -35,11 +35,11 @@ def _find_owner(module: nn.Module, full_name: str) -> tuple[nn.Module, str]:
 class Resumable(nn.Module):
     """Module with optimisers whose training resumes bitwise identically from a saved state.
 
-    Modules of this class inside it are saved and restored, too. A subclass defines
-    `make_optimizer`, which builds `optimizer` if it is still None.
+    Submodules of this class are saved and restored, too. A subclass defines `make_optimizer`, which
+    is called if `optimizer` is None when a state is restored.
 
-    Optimisers that become an attribute, alone or in a list, tuple or dictionary, are hooked by
-    `match_layouts`. In a copy they are hooked again, because a copied optimiser has no hooks.
+    `match_layouts` hooks every optimiser that becomes an attribute, alone or in a list, tuple or
+    dictionary. Copies are hooked again, because a copied optimiser has no hooks.
     """
 
     def __setattr__(self, name, value):
@@ -77,7 +77,7 @@ class Resumable(nn.Module):
 
 # %% ../../nbs/04_algorithms/03_base.ipynb #def-with-a-loss
 def _check_loss(losses, name: str):
-    """Raise `HmoeError` if what `loss` of the class `name` returned cannot be minimised."""
+    """Raise `HmoeError` unless `losses['loss']`, from class `name`, is a tensor of one number."""
     if isinstance(losses, dict) and getattr(losses.get("loss"), "shape", None) == ():
         return
     raise HmoeError(
@@ -88,7 +88,7 @@ def _check_loss(losses, name: str):
 
 # %% ../../nbs/04_algorithms/03_base.ipynb #def-check-number
 def _check_number(cls, num_domains: int, hparams: dict):
-    """Raise `HmoeError` if `cls` or `hparams` do not allow this number of training domains."""
+    """Raise `HmoeError` if `cls` with `hparams` cannot train on this number of domains."""
     if cls.needs_two_domains and num_domains < 2:
         raise HmoeError(
             f"{cls.needs_two_domains}, and there is only one.",
@@ -108,13 +108,13 @@ def _check_number(cls, num_domains: int, hparams: dict):
 class Algorithm(Resumable):
     """Base of all algorithms, with DomainBed's interface.
 
-    A subclass defines `loss` and `predict`, or `steps` if an update makes several steps. Everywhere
-    `minibatches` is a list of (x (B, C, H, W), y (B,)), one pair per training domain.
+    A subclass defines `predict` and `loss`, or `steps` if an update makes several steps. In all
+    methods, `minibatches` is a list of (x (B, C, H, W), y (B,)), one pair per training domain.
 
     Args:
         input_shape: (C, H, W) of an image.
-        num_classes: classes, the length of the logits.
-        num_domains: training domains, M.
+        num_classes: number of classes, the length of the logits.
+        num_domains: number of training domains, M.
         hparams: values that replace defaults of `HPARAMS`.
 
     Raises:
@@ -130,13 +130,13 @@ class Algorithm(Resumable):
 
     version = 1  # of the class's mathematics
     HPARAMS = SHARED_HPARAMS
-    modes = ("default",)  # inference modes; the first one is `predict` without a mode
-    domain_modes = ()  # further ones, for images whose training domain is known
-    fixed = ()  # parameters, by prefix, that training leaves alone
-    phase_frozen = ()  # parameters, by prefix, that one phase of training or another leaves alone
-    files = {}  # name -> path of a file that the class reads, from the folder of its own file
+    modes = ("default",)  # inference modes, the first is the default of `predict`
+    domain_modes = ()  # further modes, for images whose training domain is known
+    fixed = ()  # prefixes of parameters that are never trained
+    phase_frozen = ()  # prefixes of parameters that are not trained in some phase
+    files = {}  # name -> path of a file that the class reads, relative to the class's file
     measurements: tuple[Measurement, ...] = (EXPERT_CHOICES,)  # recorded after training
-    needs_two_domains = ""  # what the algorithm does with a second training domain it must have
+    needs_two_domains = ""  # first clause of the error for a single training domain
 
     def __init__(
         self, input_shape, num_classes: int, num_domains: int, hparams: dict | None = None
@@ -153,31 +153,34 @@ class Algorithm(Resumable):
 
     @classmethod
     def check_domains(cls, num_domains: int, hparams: dict):
-        """Check that the algorithm can train; called when a run is planned, and by the constructor.
+        """Check that the algorithm can train with these hyper-parameters and training domains.
+
+        Called by the constructor, and before that when a run is planned.
 
         Args:
-            num_domains: training domains.
+            num_domains: number of training domains.
             hparams: all hyper-parameters, defaults included.
 
         Raises:
-            HmoeError: if the algorithm cannot train on so many domains with these hyper-parameters,
-                or if they contradict each other.
+            HmoeError: if the hyper-parameters contradict each other or the number of domains.
         """
         _check_number(cls, num_domains, hparams)
         NETWORKS[hparams["network"]].check(**network_options(hparams))
 
     def make_featurizer(self) -> nn.Module:
-        """Build the featurizer that the hyper-parameters name, for this input shape.
+        """Build the featurizer chosen by the hyper-parameters, for this input shape.
 
         Raises:
-            HmoeError: for a large network whose weights are not named.
+            HmoeError: for a large network without a choice of `weights`.
         """
         options = network_options(self.hparams)
         return make_featurizer(self.hparams["network"], self.input_shape, **options)
 
     def make_classifier(self, num_features: int) -> nn.Module:
-        """Build a classifier (B, num_features) -> (B, C); it has hidden layers if
-        `nonlinear_classifier` is set."""
+        """Build a classifier (B, num_features) -> (B, num_classes).
+
+        It is linear, or has hidden layers if `nonlinear_classifier` is set.
+        """
         return make_classifier(num_features, self.num_classes, self.hparams["nonlinear_classifier"])
 
     @property
@@ -186,25 +189,25 @@ class Algorithm(Resumable):
         return min(1.0, self.update_count / self.total_steps)
 
     def make_optimizer(self) -> torch.optim.Optimizer:
-        """Build Adam over all parameters that are not `fixed`, as DomainBed mostly does."""
+        """Build the optimiser: Adam over all parameters that are not `fixed`, DomainBed's usual."""
         moved = [p for name, p in self.named_parameters() if not name.startswith(tuple(self.fixed))]
         return self.adam(moved)
 
     def adam(self, parameters) -> torch.optim.Adam:
-        """Build Adam over parameters or parameter groups, with this algorithm's rate and decay."""
+        """Build Adam over parameters or parameter groups, with `lr` and `weight_decay` as set."""
         return torch.optim.Adam(
             parameters, lr=self.hparams["lr"], weight_decay=self.hparams["weight_decay"], fused=True
         )
 
     def loss(self, minibatches) -> dict[str, torch.Tensor]:
-        """Compute the scalars to report; training minimises the one called 'loss'."""
+        """Compute the scalars to report. Training minimises the entry 'loss'."""
         raise NotImplementedError
 
     def steps(self, minibatches) -> dict[str, torch.Tensor]:
         """Make all optimiser steps of one update, by default a single step on the loss.
 
         Returns:
-            Scalars to report, 'loss' among them.
+            The scalars to report, including 'loss'.
         """
         losses = self.loss(minibatches)
         _check_loss(losses, type(self).__name__)
@@ -218,13 +221,13 @@ class Algorithm(Resumable):
 
         Args:
             minibatches: (x, y) of each training domain.
-            unlabeled: ignored; part of DomainBed's interface.
+            unlabeled: part of DomainBed's interface, ignored here.
 
         Returns:
             The reported scalars as floats.
 
         Raises:
-            HmoeError: if `loss` returns nothing that can be minimised.
+            HmoeError: if `loss` does not return a dictionary with a scalar tensor 'loss'.
         """
         if self.optimizer is None:
             self.optimizer = self.make_optimizer()
@@ -237,7 +240,7 @@ class Algorithm(Resumable):
         raise NotImplementedError
 
     def predict_modes(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Compute logits (B, num_classes) of every inference mode, if possible in one pass."""
+        """Compute logits (B, num_classes) for every inference mode, if possible in one pass."""
         return {self.modes[0]: self.predict(x)}
 
 # %% ../../nbs/04_algorithms/03_base.ipynb #def-register
@@ -246,16 +249,16 @@ ALGORITHMS: dict[str, type[Algorithm]] = {}
 
 @public
 def register(name: str, paper: str, needs_domain_labels: bool, family: str = "own"):
-    """Build a class decorator that enters an `Algorithm` into the registry.
+    """Return a class decorator that enters an `Algorithm` into the registry.
 
     Args:
-        name: the name in the registry; a class of a user's file is entered as 'name (file.py)'.
-        paper: its source, such as 'Vapnik, 1998'.
+        name: name in the registry. A class in a user's file is entered as 'name (file.py)'.
+        paper: source of the method, such as 'Vapnik, 1998'.
         needs_domain_labels: whether training uses the images' domains.
-        family: the group of algorithms under which it is listed.
+        family: group of algorithms under which it is listed.
 
     Raises:
-        HmoeError: by the decorator, if another class has the name.
+        HmoeError: raised by the decorator if the name belongs to another class.
 
     >>> @register("Mine", paper="-", needs_domain_labels=False)
     ... class Mine(ERM):
@@ -268,7 +271,7 @@ def register(name: str, paper: str, needs_domain_labels: bool, family: str = "ow
         file = getattr(sys.modules.get(cls.__module__), "ALGORITHM_FILE", "")
         full_name = f"{name} ({file})" if file else name
         existing = ALGORITHMS.get(full_name, cls)
-        # a user's file may be imported again, as a module of another name
+        # a user's file may be imported a second time under another module name
         other_module = not file and existing.__module__ != cls.__module__
         if existing.__qualname__ != cls.__qualname__ or other_module:
             other = f"{existing.__module__}.{existing.__qualname__}"
@@ -284,7 +287,7 @@ def register(name: str, paper: str, needs_domain_labels: bool, family: str = "ow
 
 # %% ../../nbs/04_algorithms/03_base.ipynb #def-concatenate
 def concatenate(minibatches) -> tuple[torch.Tensor, torch.Tensor]:
-    """Concatenate the images and the labels of a list of per-domain batches, domains in order."""
+    """Concatenate images and labels of a list of per-domain batches, domains in order."""
     xs, ys = zip(*minibatches)
     return torch.cat(xs), torch.cat(ys)
 
@@ -293,7 +296,7 @@ def concatenate(minibatches) -> tuple[torch.Tensor, torch.Tensor]:
 class ERM(Algorithm):
     """Empirical risk minimisation (Vapnik, 1998) on the union of the training domains.
 
-    Loss: the mean cross entropy of all images, whatever their domain.
+    Loss: the mean cross entropy of all images, regardless of their domain.
     """
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
@@ -302,7 +305,7 @@ class ERM(Algorithm):
         self.classifier = self.make_classifier(self.featurizer.num_features)
 
     def network_parameters(self) -> list:
-        """List the parameters of featurizer and classifier, without those that subclasses add."""
+        """List the parameters of featurizer and classifier, without any that a subclass adds."""
         return [*self.featurizer.parameters(), *self.classifier.parameters()]
 
     def loss(self, minibatches):
@@ -314,7 +317,7 @@ class ERM(Algorithm):
 
 # %% ../../nbs/04_algorithms/03_base.ipynb #def-as-floats
 def as_floats(reported, name: str = "the algorithm") -> dict[str, float]:
-    """Convert what an `update` returned to a dictionary of floats.
+    """Convert the return value of an `update` to a dictionary of floats.
 
     Args:
         reported: a dictionary of numbers or tensors of one element.
