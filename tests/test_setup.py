@@ -9,6 +9,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import tomllib
 from importlib import metadata
 
 import pytest
@@ -225,3 +226,17 @@ def test_the_targets_are_there(make):
     assert ".venv" not in left, "clean comes last"
     assert "nbs" in left, "clean comes last"
     assert "nbs/__pycache__" not in left, "clean comes last"
+
+
+def test_the_lock_of_uv_has_the_pinned_versions_of_what_numbers_depend_on(root):
+    project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))
+    lock = tomllib.loads((root / "uv.lock").read_text("utf-8"))
+    versions = {package["name"]: package.get("version") for package in lock["package"]}
+    pins = pinned("3.11.7")
+    constraints = [Requirement(line) for line in project["tool"]["uv"]["constraint-dependencies"]]
+    assert {"torch", "torchvision", "numpy"} < {need.name for need in constraints}
+    for need in constraints:
+        assert str(need.specifier) == f"=={pins[need.name]}"
+        assert versions[need.name] == pins[need.name]
+    urls = set(re.findall(r"[a-z]+://[^/\"]+", (root / "uv.lock").read_text("utf-8")))
+    assert urls == {"https://pypi.org", "https://files.pythonhosted.org"}
