@@ -81,7 +81,7 @@ def _prepared_data(run: RunOptions, data_dir):
 
 
 def _default_network(algorithm: type, data) -> str:
-    """Return the network of a run that names none: the algorithm's own or the papers'."""
+    """Return the default network of a run: the algorithm's own or the papers'."""
     network = algorithm.HPARAMS["network"]
     if hasattr(data, "options"):  # photographs
         return network.large_image_default or "resnet50"
@@ -91,7 +91,7 @@ def _default_network(algorithm: type, data) -> str:
 def _resolved_hparams(run: RunOptions, data) -> dict:
     """Merge the layers of hyper-parameters: defaults, drawn, network, protocol, user.
 
-    A later layer replaces values of an earlier one. 'network' and 'weights' are among the names.
+    A later layer replaces values of an earlier one. The result includes 'network' and 'weights'.
 
     Raises:
         HmoeError: for an unknown name or a wrong value, and for training domains that the
@@ -136,13 +136,13 @@ def _resolved_hparams(run: RunOptions, data) -> dict:
     return resolved
 
 # %% ../../nbs/05_training/07_planning.ipynb #def-resolved-weights
-_CONSTRUCTIBLE = set()  # what was found to be constructible
+_CONSTRUCTIBLE = set()  # keys of combinations that could be constructed
 
 
 def _build_once(run: RunOptions, data, hparams: dict):
-    """Construct the algorithm on the device 'meta', which holds no numbers, to test its options.
+    """Construct the algorithm on the device 'meta', without any numbers, to test its options.
 
-    So whatever it refuses is refused before a run begins. Numbers with a fraction have bounds, and
+    Options that the algorithm refuses are thus found before a run begins. Floats have bounds, and
     are not tried one by one.
 
     Raises:
@@ -171,7 +171,7 @@ def _build_once(run: RunOptions, data, hparams: dict):
 
 # %% ../../nbs/05_training/07_planning.ipynb #def-make-config
 def _registered_names(run: RunOptions) -> RunOptions:
-    """Register what comes from a file, a notebook or a folder; return the run with their names."""
+    """Register algorithms and data of a user, and return the run with their registered names."""
     names = {"algorithm": algorithm_name(run.algorithm), "dataset": find_dataset(run.dataset)}
     if run.seed_as is not None:
         with blame_setting("seed_as"):
@@ -184,10 +184,10 @@ def resolve(run: RunOptions, data_dir=None) -> RunConfig:
 
     Args:
         run: options of the run.
-        data_dir: folder of data sets; None: HMOE_DATA, or `data/`.
+        data_dir: folder of data sets. The default is HMOE_DATA, or `data/`.
 
     Raises:
-        HmoeError: for a name, value or combination that is not valid; it names the valid choices.
+        HmoeError: for an invalid name, value or combination. It lists the valid choices.
     """
     if run.dataset == TOY:
         return make_toy_config(run.steps, run.determinism, **run.hparams)
@@ -208,7 +208,7 @@ def resolve(run: RunOptions, data_dir=None) -> RunConfig:
     hparams = named_hparams(with_network(algorithm.HPARAMS, hparams["network"]), hparams)
     network = hparams.pop("network")
     weights = hparams.pop("weights", None)
-    if weights is not None:  # a network that has some: the name under which they are kept
+    if weights is not None:  # the name under which they are kept
         weights = resolve_weights(usual_weights(network, weights), network)
     fields = {name: getattr(run, name) for name in RunOptions.model_fields}
     fields |= {
@@ -229,7 +229,7 @@ def resolve(run: RunOptions, data_dir=None) -> RunConfig:
 
 
 def _plain(values: dict) -> dict:
-    """Return the same values, those of NumPy as Python's."""
+    """Return the same values, with NumPy's scalars as Python's."""
     return {n: v.item() if isinstance(v, np.generic) else v for n, v in values.items()}
 
 
@@ -251,11 +251,11 @@ def make_config(
         test_domains: names of the domains that are held out.
         trial_seed: seed of the split and of the run.
         hparams: hyper-parameters and options of images that replace defaults.
-        data_dir: folder of data sets; None: HMOE_DATA, or `data/`.
+        data_dir: folder of data sets. The default is HMOE_DATA, or `data/`.
         options: other fields of `RunOptions`.
 
     Raises:
-        HmoeError: for a name or value that is not valid; it names the valid choices.
+        HmoeError: for an invalid name or value. It lists the valid choices.
 
     >>> config = make_config("ERM", "DigitDomainsTiny", ["sketch"], network="small_cnn", steps=100)
     >>> config.test_domains, config.steps, config.resolution

@@ -17,14 +17,14 @@ from ..core.errors import HmoeError, plural
 
 # %% ../../nbs/05_training/01_run_config.ipynb #def-checked
 TOY = "SineIntervals"  # the data set of the toy regression
-GREEDY = "greedy"  # the mode that selects for a run of DMG's protocol, where it has one
+GREEDY = "greedy"  # the mode that selects in DMG's protocol, if the algorithm has it
 Count = Annotated[int, Field(ge=1, le=10**9)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Pixels = Annotated[int, Field(ge=1, le=8192)]
 
 
 def _tuple_of_names(value):
-    """Convert a list to a tuple of texts; leave anything else for pydantic to refuse."""
+    """Convert a list to a tuple of texts. Other values are left for pydantic to refuse."""
     if isinstance(value, list):
         return tuple(str(name) for name in value)
     return value
@@ -40,10 +40,10 @@ class Checked(BaseModel):
 
     @classmethod
     def of(cls, **options):
-        """Build the model of these values.
+        """Build the model from these values.
 
         Raises:
-            HmoeError: for the first wrong, missing or unknown value; it says what is valid.
+            HmoeError: for the first wrong, missing or unknown value. It says what is valid.
         """
         try:
             return cls(**options)
@@ -51,7 +51,7 @@ class Checked(BaseModel):
             raise option_error(error, cls) from None
 
     def replace(self, **changes):
-        """Return a copy in which some fields are changed; all of it is checked again.
+        """Return a copy with some fields changed. All fields are checked again.
 
         Raises:
             HmoeError: as `of`.
@@ -61,14 +61,14 @@ class Checked(BaseModel):
 
 # %% ../../nbs/05_training/01_run_config.ipynb #def-run-options
 def _optional_text(value):
-    """Convert a value to text; None and '' stay, as the absence of one."""
+    """Convert a value to text, but keep None and '', which mean that it is absent."""
     return str(value) if value else value
 
 
 class RunOptions(Checked):
-    """Options that a user may set for one run; None follows from the data or the protocol.
+    """Options that a user may set for one run. None follows from the data or the protocol.
 
-    A field that is excluded says how another field is found, and is no part of a run's name.
+    An excluded field only helps to find another one, and is not part of a run's name.
 
     >>> options = RunOptions(algorithm="ERM", dataset="PACS", test_domains=["sketch"])
     >>> options.test_domains, options.steps, options.protocol
@@ -145,10 +145,10 @@ def option_error(error: ValidationError, model: type[BaseModel], extra_names=())
     Args:
         error: what pydantic raised.
         model: the model whose fields were checked.
-        extra_names: names that are valid besides the fields of the model.
+        extra_names: valid names other than the fields of the model.
 
     Returns:
-        The error; its `setting` is the field at fault.
+        The error. Its `setting` is the field at fault.
     """
     problem = error.errors()[0]
     location = problem["loc"]
@@ -211,8 +211,8 @@ class RunConfig(RunOptions):
     def run_id(self) -> str:
         """Name of the run: the first 12 hexadecimal digits of a SHA-256.
 
-        The hash is that of the canonical JSON of all fields that differ from their defaults, so
-        an option that is added to the library renames no run.
+        It hashes the canonical JSON of all fields that differ from their defaults, so a new option
+        of the library renames no run.
         """
         changed_fields = self.model_dump(mode="json", exclude_defaults=True)
         canonical = json.dumps(changed_fields, sort_keys=True, separators=(",", ":"))
