@@ -27,7 +27,7 @@ from .trainer import Trainer
 
 # %% ../../nbs/05_training/10_measurements.ipynb #def-trained-run
 def trained_run(trainer: Trainer) -> TrainedRun:
-    """Return the algorithm of a trainer as it is now, with the images of its run."""
+    """Return the algorithm of a trainer in its current state, with the images of its run."""
     config = trainer.config
     return TrainedRun(
         algorithm=trainer.algorithm,
@@ -45,7 +45,7 @@ def trained_run(trainer: Trainer) -> TrainedRun:
 
 # %% ../../nbs/05_training/10_measurements.ipynb #def-describe-clusters
 def _featurizer(algorithm):
-    """Return the network that turns images into features; None if an algorithm has none."""
+    """Return the network that turns images into features, or None if an algorithm has none."""
     model = getattr(algorithm, "model", None)
     return getattr(algorithm, "featurizer", None) or getattr(model, "featurizer", None)
 
@@ -53,8 +53,8 @@ def _featurizer(algorithm):
 def measure_clusters(run: TrainedRun) -> tuple[dict, dict]:
     """Score k-means on the validation parts of the M training domains, with k = M.
 
-    Clustered are 'statistics' of images, 'features' of the network and, if at least two stages of
-    it are frozen, their 'style' statistics.
+    It clusters 'statistics' of images, 'features' of the network and, if at least two stages of
+    the network are frozen, their 'style' statistics.
 
     Returns:
         Scores for the record, and no arrays.
@@ -63,7 +63,7 @@ def measure_clusters(run: TrainedRun) -> tuple[dict, dict]:
     k = len(run.domains)
     statistics = {"statistics": image_statistics}
     if run.algorithm.hparams.get("frozen_stages", 0) not in (0, 1):
-        with contextlib.suppress(HmoeError):  # a network that is no chain of stages
+        with contextlib.suppress(HmoeError):  # a network that is not a chain of stages
             statistics["style"] = StyleStatistics(network.frozen, run.data.input_shape)
     run_with_images = run
     if isinstance(run.data, PrecomputedDataset):
@@ -89,8 +89,8 @@ def measure_clusters(run: TrainedRun) -> tuple[dict, dict]:
     return scores, {}
 
 # %% ../../nbs/05_training/10_measurements.ipynb #def-describe-spectra
-SPECTRUM_IMAGES = 240  # of a split, at most
-NOISE = 0.1  # standard deviation; black is 0 and white is 1
+SPECTRUM_IMAGES = 240  # limit for a split
+NOISE = 0.1  # standard deviation, on a scale from black (0) to white (1)
 
 
 def _contrast(run: TrainedRun) -> torch.Tensor:
@@ -114,7 +114,7 @@ def accuracy_with_noise(run: TrainedRun, algorithm, domains, split: str) -> dict
 
     Args:
         run: the run of the algorithm.
-        algorithm: in evaluation mode.
+        algorithm: the algorithm, in evaluation mode.
         domains: names of the domains.
         split: 'in', 'out' or 'test'.
 
@@ -180,8 +180,8 @@ def declared_measurements(algorithm) -> list[Measurement]:
     """Return the measurements that an algorithm declares and that apply to it.
 
     Raises:
-        HmoeError: for an entry that is no `Measurement`, and for a name that is no Python
-            identifier or that is taken in the record.
+        HmoeError: for an entry that is not a `Measurement`, and for a name that is not a Python
+            identifier or is already a field of the record.
     """
     class_name = type(algorithm).__name__
     by_field = {}
@@ -222,7 +222,7 @@ def _check_spectra(trainer: Trainer):
 
 
 def _check_requested(trainer: Trainer):
-    """Check that the network and its images allow what the run requests to measure.
+    """Check that the network and its images allow the measurement that the run requests.
 
     Raises:
         HmoeError: if the algorithm has no featurizer for clusters or no gate of a suitable size
@@ -247,11 +247,12 @@ def _check_requested(trainer: Trainer):
 
 # %% ../../nbs/05_training/10_measurements.ipynb #def-measure-run
 def check_measure(trainer: Trainer):
-    """Check before training that the run can measure what it requests and what its algorithm
-    declares.
+    """Check before training that all measurements of the run are possible.
+
+    They are the requested one and the ones that the algorithm declares.
 
     Raises:
-        HmoeError: if it cannot.
+        HmoeError: if one is not possible.
     """
     _check_requested(trainer)
     declared_measurements(trainer.algorithm)
@@ -277,7 +278,7 @@ def _checked(name: str, measured) -> tuple[dict, dict[str, torch.Tensor]]:
 
 
 def measure_run(trainer: Trainer) -> tuple[dict, dict[str, torch.Tensor]]:
-    """Take all measurements of a run besides its accuracies.
+    """Take all measurements of a run except its accuracies.
 
     Returns:
         Scores for the record by the names of the measurements ('discovery' is None if it does not
