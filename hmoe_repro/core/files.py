@@ -199,7 +199,7 @@ def write_atomic(path: Path, content: str | bytes | Callable[[BinaryIO], object]
 
     Args:
         path: the file.
-        content: a text, bytes, or a function that writes into the open file that it is given.
+        content: a text, bytes, or a function that writes into an open file, its argument.
 
     Raises:
         HmoeError: as `plain_file`.

@@ -760,7 +760,7 @@ def check_study(study) -> dict[str, str]:
     """Check that every name in a study exists, and that settings fit together.
 
     Args:
-        study: as of `read_study`.
+        study: as in `read_study`.
 
     Returns:
         Algorithm or data set, as the study names it -> its registered name.
