@@ -95,8 +95,10 @@ def folder_variables() -> dict[str, str]:
 
 
 def _folder(variable: str, default: str) -> Path:
-    """Return the folder chosen for an environment variable, else the one that it names, else
-    `default` in the project's folder."""
+    """Return the folder of an environment variable, or `default` in the project's folder.
+
+    A folder chosen by `use_folder` takes precedence over the variable.
+    """
     chosen = FOLDERS.get(variable) or os.environ.get(variable)
     if chosen:
         return expanded(chosen).absolute()

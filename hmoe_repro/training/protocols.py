@@ -437,7 +437,7 @@ class DomainBedProtocol:
         """List what to evaluate at a checkpoint, apart from the validation parts.
 
         The policy 'selection' adds part 'in' of the test domains, if the validation accuracy
-        improved or training ends. The policy 'all' adds all parts of the splits.
+        improved or training ends. The policy 'all' adds all other parts of the splits.
 
         Args:
             splits: domain -> part -> indices.

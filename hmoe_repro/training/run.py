@@ -59,8 +59,8 @@ def with_current_part(
 ) -> list[dict]:
     """Add this process to the parts of a run, if it differs from the last part.
 
-    A part is a number of updates with the same device and the same versions of the packages that
-    compute. It is described by these.
+    A part is a sequence of updates on one device and with one version of each package that
+    computes. It is described by this device and these versions.
 
     Args:
         parts: the parts so far.
