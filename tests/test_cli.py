@@ -336,7 +336,7 @@ def test_a_number_that_no_checkpoint_has_is_refused_with_a_fitting_digest_too(pu
     digest = hashlib.sha256(study.read_bytes()).hexdigest()
     sums = (published / "SHA256SUMS").read_text().splitlines()[1:]
     (published / "SHA256SUMS").write_text("\n".join([f"{digest}  quick-digits.jsonl", *sums]))
-    said = r"quick-digits.jsonl, line 1, run \w+: its entry 'selected' is not what its checkpoints"
+    said = r"quick-digits.jsonl, line 1, run \w+: its entry 'selected' does not follow from its"
     for command in (READERS[0], ("figures", "digits_table", "--profile", "quick")):
         done = hmoe(*command, folder=tmp_path)
         assert done.returncode == 1, (command, done.stderr)

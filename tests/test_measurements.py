@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from hmoe_repro.algorithms import get_algorithm
 from hmoe_repro.algorithms.base import ERM, register
 from hmoe_repro.algorithms.from_file import algorithm_from_file
+from hmoe_repro.algorithms.hmoe import collect_codes, collect_panels
 from hmoe_repro.analysis.results import frame_of
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.networks.measuring import Measurement, TrainedRun, for_disk, in_turns
@@ -175,3 +176,19 @@ def test_arrays_are_small_and_no_number_overflows():
     bytes_ = for_disk({"b": torch.tensor([3]), "c": torch.tensor([300])}, torch.uint8)
     assert [a.dtype for a in bytes_.values()] == [torch.uint8, torch.int16]
     assert bytes_["c"].tolist() == [300]
+
+
+def test_each_kept_image_belongs_to_its_row_of_the_codes():
+    trainer = trainer_of(spec_of("HMOE-DN"))
+    trained = trained_run(trainer)
+    codes = collect_codes(trained, trained.domains, "out")
+    tested = collect_codes(trained, ["photo"], "in")
+    panels = collect_panels(trained, codes["domain"], tested["domain"])
+    images, rows = panels["panel_images"], panels["panel_index"].long()
+    domains, classes = codes["domain"][rows], codes["class"][rows]
+    for i in (0, 5, len(rows) - 1):
+        position = int(domains[i])
+        of_domain = trainer.splits[trainer.data.domain_names[position]]["out"]
+        index = of_domain[rows[i] - rows[domains == position].min()]
+        assert torch.equal(images[i], trainer.data.pictures(position, index[None])[0])
+        assert int(classes[i]) == int(trainer.data.labels[position][index])

@@ -19,6 +19,7 @@ from hmoe_repro.training.protocols import (
     run_seed,
     select_training_domains,
     split_indices,
+    validation_seeds,
 )
 
 
@@ -165,3 +166,9 @@ def test_bad_requests():
     )
     with pytest.raises(HmoeError, match="too few"):
         make_splits(tiny, 0)
+
+
+def test_seeds_of_validation_images_follow_the_checkpoint_alone():
+    at_300, at_600 = validation_seeds(5, 0, 1, 300), validation_seeds(5, 0, 1, 600)
+    assert torch.equal(at_300, validation_seeds(7, 0, 1, 300)[:5])
+    assert not torch.equal(at_300, at_600)

@@ -4,7 +4,13 @@ import pytest
 from test_domainbed import record
 
 from hmoe_repro.core.errors import HmoeError
-from hmoe_repro.training.selection import RULES, select_model
+from hmoe_repro.training import selection
+from hmoe_repro.training.selection import (
+    RULES,
+    select_model,
+    training_domain_validation,
+    validation_accuracy,
+)
 
 
 def constant(value, **config):
@@ -51,3 +57,54 @@ def test_missing_pairs_and_accuracies_are_named():
         select_model([run], "photo")
     with pytest.raises(HmoeError, match=f"Valid: {', '.join(RULES)}"):
         select_model([run], "sketch", "best")
+
+
+def checkpoint(step, validation, test):
+    "A checkpoint of a run with one training domain, `a`, and one test domain, `b`."
+    return {
+        "step": step,
+        "accuracies": {"a": {"out": {"default": validation}}, "b": {"in": {"default": test}}},
+    }
+
+
+def test_scores_are_means_over_the_domains_of_a_kind():
+    accuracies = {
+        "art": {"out": {"default": 0.9}},
+        "photo": {"out": {"default": 0.7}},
+        "sketch": {"in": {"default": 0.4}, "out": {"default": 0.5}},
+    }
+    assert validation_accuracy(accuracies, ["sketch"], "default") == pytest.approx(0.8)
+    assert selection.test_accuracy(accuracies, ["sketch"], "default") == 0.4
+    assert selection.test_accuracy({}, ["sketch"], "default") is None
+
+
+def test_a_tie_goes_to_the_first_checkpoint():
+    tied = [checkpoint(step, 0.5, step / 10) for step in (0, 1, 2)]
+    assert training_domain_validation(tied, ["b"], ["default"])["default"]["step"] == 0
+
+
+def invented(held_out, curves):
+    "A record with three checkpoints; `curves`: domain -> split -> an accuracy for each."
+    points = []
+    for t in range(3):
+        accuracies = {}
+        for domain, splits in curves.items():
+            accuracies[domain] = {s: {"default": values[t]} for s, values in splits.items()}
+        points.append({"step": 100 * t, "accuracies": accuracies})
+    config = {"test_domains": held_out, "hparams_seed": 0}
+    return {"run_id": "-".join(held_out), "config": config, "checkpoints": points}
+
+
+def test_three_rules_choose_three_checkpoints_of_the_run_in_the_notebook():
+    flat = {"out": [0.5, 0.5, 0.5], "in": [0.5, 0.5, 0.5]}
+    a = {"out": [0.7, 0.9, 0.8]}
+    b = {"out": [0.7, 0.7, 0.7]}
+    d = {"in": [0.1, 0.2, 0.3], "out": [0.3, 0.2, 0.4]}
+    runs = [
+        invented(["d"], {"a": a, "b": b, "d": d}),
+        invented(["d", "a"], {"a": {"in": [0.6, 0.2, 0.1]}, "b": flat, "d": flat}),
+        invented(["d", "b"], {"b": {"in": [0.4, 0.3, 0.2]}, "a": flat, "d": flat}),
+    ]
+    chosen = {rule: select_model(runs, "d", rule) for rule in RULES}
+    assert [chosen[rule]["step"] for rule in RULES] == [100, 0, 200]
+    assert [chosen[rule]["test_accuracy"] for rule in RULES] == [0.2, 0.1, 0.3]

@@ -151,7 +151,7 @@ def test_what_was_selected_follows_from_the_checkpoints(tmp_path, change):
     store.path(made["run_id"]).mkdir()
     store.record_path(made["run_id"]).write_text(sealed_record(edited))
     with pytest.raises(
-        HmoeError, match=f"{made['run_id']}: its entry '(selected|in_domain)' is not"
+        HmoeError, match=f"{made['run_id']}: its entry '(selected|in_domain)' does not"
     ):
         store.read(made["run_id"])
     store.record_path(made["run_id"]).write_text(sealed_record(made))

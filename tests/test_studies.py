@@ -565,6 +565,12 @@ def test_a_grid_is_every_combination(small):
             check_study(small(("variants = [{}, { batch_size = 8 }]", wrong)))
 
 
+def test_arrays_are_published_for_the_runs_of_a_figure_only():
+    assert len(runs_with_arrays("quick-digits")) == 8
+    assert len(runs_with_arrays("quick-toy")) == 9
+    assert runs_with_arrays("paper-rotated-baselines") == []
+
+
 def test_a_sweep_may_set_what_a_study_gives_or_draws(small):
     path = small(("[hparams.all]", SPACE))
     kept = {s.run_id for s in study_configs(path) if s.hparams_seed == 2}

@@ -112,7 +112,7 @@ def device_determinism(precision: str, device):
     """Context manager: make cuDNN deterministic, and round float32 products to TF32 or not.
 
     Args:
-        precision: 'tf32' rounds the products on a GPU; any other name does not.
+        precision: 'tf32' rounds the products on a GPU. Any other name does not.
         device: the device of the run.
 
     Raises:

@@ -309,7 +309,7 @@ def public(function=None, /, **kinds):
         _check_arguments(name, signature, given, named)
         try:
             return function(*given, **named)
-        except BrokenPipeError:  # whoever read the output has enough
+        except BrokenPipeError:  # the reader has closed the output
             raise
         except OSError as error:
             if error.errno in DISK_FULL:  # a sweep stops for it, and resumes

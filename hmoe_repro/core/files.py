@@ -96,8 +96,10 @@ def folder_variables() -> dict[str, str]:
 
 
 def _folder(variable: str, default: str) -> Path:
-    """Return the folder chosen for an environment variable, else the one that it names, else
-    `default` in the project's folder."""
+    """Return the folder of an environment variable, or `default` in the project's folder.
+
+    A folder chosen by `use_folder` takes precedence over the variable.
+    """
     chosen = FOLDERS.get(variable) or os.environ.get(variable)
     if chosen:
         return expanded(chosen).absolute()
@@ -200,7 +202,7 @@ def write_atomic(path: Path, content: str | bytes | Callable[[BinaryIO], object]
 
     Args:
         path: the file.
-        content: a text, bytes, or a function that writes into the open file that it is given.
+        content: a text, bytes, or a function that writes into an open file, its argument.
 
     Raises:
         HmoeError: as `plain_file`.

@@ -26,9 +26,9 @@ def matching_names(
 
     Args:
         names: the names to choose from.
-        pattern: a shell pattern such as `"HMOE*"`, or several, at least one of them must match.
-            An empty text matches every name. Case is ignored.
-        exclude: a pattern, or several, none of them may match.
+        pattern: a shell pattern such as `"HMOE*"`, or several patterns. A name must match at
+            least one. An empty text matches every name. Case is ignored.
+        exclude: a pattern, or several. Matching names are left out.
     """
     wanted = "*" if pattern == "" else pattern
     found = {name for name in names if _matches_one(name, wanted)}

@@ -16,7 +16,7 @@ from .errors import HmoeError, public
 def seed_hash(*args) -> int:
     """Return DomainBed's seed of some arguments: MD5 of `str(args)` modulo 2**31.
 
-    The protocol is that of Gulrajani and Lopez-Paz (2020).
+    This is the protocol of Gulrajani and Lopez-Paz (2020).
     """
     digest = hashlib.md5(str(args).encode("utf-8")).hexdigest()
     return int(digest, 16) % 2**31

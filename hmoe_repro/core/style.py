@@ -28,7 +28,7 @@ def colours(names, fixed: dict | None = None) -> dict[str, str]:
     """Choose a colour for each name.
 
     Args:
-        names: what is drawn.
+        names: names of the curves, bars or other parts of a figure.
         fixed: name -> its fixed colour. The default is `ALGORITHM_COLOURS`.
 
     Returns:

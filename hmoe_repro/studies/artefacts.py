@@ -26,7 +26,7 @@ class Artefact:
         optional: profiles at which it is made only on request.
         extra_studies: further studies that it reads, without the profile.
         study_overrides: profile -> the study at this profile, if it has another name.
-        short_title: its title in the gallery; '' for that of the page.
+        short_title: its title in the gallery, or '' for the title of the page.
         named_data: titles of the data sets (`DatasetInfo.title`) that its title names.
         claims: the keys of the claims in `claims.toml` that it answers, the headline first.
     """
@@ -43,7 +43,7 @@ class Artefact:
 
     @classmethod
     def from_table(cls, table: dict) -> "Artefact":
-        """Return the artefact of a table of `pages.toml`."""
+        """Build an artefact from a table of `pages.toml`."""
         fields = {}
         for key, value in table.items():
             fields[key] = tuple(value) if isinstance(value, list) else value

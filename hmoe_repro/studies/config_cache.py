@@ -25,7 +25,7 @@ _UNREADABLE = (OSError, ValueError, LookupError, TypeError, RecursionError)
 
 
 def _state(folder: Path) -> list:
-    """Return everything that decides about configurations, besides files of data, as JSON.
+    """Return everything that configurations depend on, except files of data, as JSON.
 
     Args:
         folder: the folder of data sets.
@@ -63,9 +63,9 @@ def cached_configs(
     """Return `configs_or_reason` of a study, from a file next to the store if that is valid.
 
     Args:
-        study: a name, or the path of a file; only studies of the library are saved.
+        study: a name, or the path of a file. Only studies of the library are saved.
         store: its folder has the file, `plans/<study>.json`. It becomes invalid with another
-            version of the library or of what it uses, and if data may be others.
+            version of the library or its packages, and if the data may have changed.
     """
     if study not in STUDIES:
         return configs_or_reason(study)

@@ -23,8 +23,8 @@ DOMAINBED_SPLITS = ("in", "out")
 def _domain_names(record: dict) -> list[str]:
     """Return all domains of a record's data set, in the order of the data set.
 
-    If it is not registered here the order is that of the alphabet. `HmoeError` if a checkpoint
-    lacks an accuracy of a domain.
+    If it is not registered here, they are in alphabetical order. `HmoeError` if a checkpoint lacks
+    an accuracy of a domain.
     """
     dataset = record["config"]["dataset"]
     checkpoints = record["checkpoints"]
@@ -55,9 +55,9 @@ def domainbed_lines(record: dict, mode: str, dataset: str | None = None) -> list
     """Return a dictionary for each checkpoint of a run, as DomainBed writes them.
 
     Args:
-        record: of the run.
-        mode: inference mode; one other than 'default' becomes part of the algorithm's name.
-        dataset: the name of the data set in the lines; None: its own.
+        record: record of the run.
+        mode: inference mode. Any mode but 'default' becomes part of the algorithm's name.
+        dataset: the name of the data set in the lines. The default is its own.
 
     Raises:
         HmoeError: if the record lacks an accuracy.
@@ -67,7 +67,7 @@ def domainbed_lines(record: dict, mode: str, dataset: str | None = None) -> list
     algorithm = _DOMAINBED_NAMES.get(config["algorithm"], config["algorithm"])
     if mode != "default":
         algorithm = f"{algorithm}-{mode.upper()}"
-    arguments = {  # those of DomainBed's `train.py` that would have made this run
+    arguments = {  # arguments of DomainBed's `train.py` for the same run
         "algorithm": algorithm,
         "dataset": dataset or config["dataset"],
         "test_envs": [names.index(domain) for domain in config["test_domains"]],
@@ -105,7 +105,7 @@ DOMAINBED_DATASETS |= {name: len(known.domains) for name, known in KNOWN.items()
 
 
 def _check_name(records: list[dict], dataset: str):
-    """`HmoeError` unless records of one data set fit under the name `dataset` of DomainBed."""
+    """`HmoeError` if records do not fit under the name `dataset` of DomainBed."""
     check_choice(dataset, DOMAINBED_DATASETS, "data set of DomainBed")
     own_names = sorted({record["config"]["dataset"] for record in records})
     if len(own_names) > 1:
@@ -169,7 +169,7 @@ def export_domainbed(records: list[dict], folder, dataset: str | None = None) ->
     Args:
         records: complete records with all accuracies.
         folder: the sweep folder, empty or new.
-        dataset: DomainBed's name of the data set in the folder; None: its own name.
+        dataset: DomainBed's name of the data set in the folder. The default is its own name.
 
     Returns:
         The sub-folders.
@@ -196,8 +196,8 @@ def export_domainbed(records: list[dict], folder, dataset: str | None = None) ->
     strangers = sorted(present - {*lines_of, *_WRITTEN_BY_DOMAINBED})
     if strangers:
         raise HmoeError(
-            f"{folder} holds other things ({', '.join(strangers[:3])}); "
-            "DomainBed's scripts would read them, too.",
+            f"{folder} holds other things ({', '.join(strangers[:3])}), which "
+            "DomainBed's scripts would read, too.",
             fix="an empty or new folder.",
         )
     for name, lines in lines_of.items():

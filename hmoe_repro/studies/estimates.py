@@ -24,7 +24,7 @@ def comparable_records(records: list[dict], environment: dict) -> list[dict]:
     Args:
         records: records of runs.
         environment: the facts about a device (`core.environment.environment`). All processors are
-            of one kind; accelerators are if they have the same name.
+            of one kind. Accelerators are of one kind if they have the same name.
     """
     facts = ["device"]
     if environment["device"] != "cpu":
@@ -48,7 +48,7 @@ def _timing_of(text: bytes, published: bool) -> dict | None:
         published: whether it is in a file of published records, whose digest is in `SHA256SUMS`.
             Only there a record may lack its own digest.
     """
-    with contextlib.suppress(Exception):  # whatever a damaged record may be
+    with contextlib.suppress(Exception):  # a damaged record may raise anything
         record, intact = unsealed_record(text)
         if not intact and not (published and intact is None):
             return None
@@ -62,7 +62,7 @@ def _timing_of(text: bytes, published: bool) -> dict | None:
 def timings(store: RunStore) -> list[dict]:
     """Return the timed part of all records in a store and of the published ones.
 
-    Damaged records are left out here; the commands that read them refuse them.
+    Damaged records are left out here. The commands that read them refuse them.
 
     Returns:
         Dictionaries of config, status, wall_time_s and environment.
@@ -86,7 +86,7 @@ def timings(store: RunStore) -> list[dict]:
 def _kind(config: dict) -> tuple:
     """Return the settings that decide how much work an update is.
 
-    DMG's protocol is one of them, because there the batch counts the images of all domains.
+    They include the protocol, because a batch of DMG's counts the images of all domains.
     """
     hparams = config["hparams"]
     return (
@@ -131,7 +131,7 @@ def estimate(config: RunConfig, measured: dict[tuple, Measured]) -> tuple[float,
 
     Args:
         config: the run.
-        measured: of `measured_kinds`.
+        measured: result of `measured_kinds`.
 
     Returns:
         (seconds on one core or device, MiB), or None if no run of its kind was measured.

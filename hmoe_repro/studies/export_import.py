@@ -48,7 +48,7 @@ def _files(folder: Path, states: bool, weights: bool, arrays: bool) -> list[str]
         arrays: whether the arrays are packed.
 
     Returns:
-        The sorted names; none if there is neither a record nor a state to resume from.
+        The sorted names. The list is empty without a record or a state to resume from.
     """
     names = [path.name for path in folder.iterdir()]
     names = sorted(name for name in names if _MEMBER.fullmatch(f"{folder.name}/{name}"))
@@ -67,8 +67,8 @@ def _files(folder: Path, states: bool, weights: bool, arrays: bool) -> list[str]
 
 # %% ../../nbs/06_studies/14_export_import.ipynb #def-archive
 _DIGEST = "HMOE.sha256"
-MAX_FILE_BYTES = 4 * 2**30  # of a file in an archive
-MAX_RECORD_BYTES = 64 * 2**20  # of a record, which is read as a whole
+MAX_FILE_BYTES = 4 * 2**30  # limit for a file in an archive
+MAX_RECORD_BYTES = 64 * 2**20  # limit for a record, which is read as a whole
 
 
 def _refuse_large(name: str, size: int):
@@ -83,7 +83,7 @@ def _write_archive(files: Iterator[tuple[str, Path]], file: BinaryIO) -> list[st
     """Write a .tar.gz of files, each with its digest, and none with an owner or a time.
 
     Args:
-        files: (name in the archive, path). They are read in pieces; one that is gone is left out.
+        files: (name in the archive, path). They are read in pieces. A missing file is left out.
         file: the open archive.
 
     Returns:
@@ -114,10 +114,10 @@ def _files_to_pack(
 
     Args:
         store: the folder of runs.
-        run_ids: the runs; None: all.
-        states: as of `_files`.
-        weights: as of `_files`.
-        arrays: as of `_files`.
+        run_ids: ids of the runs. None means all.
+        states: as in `_files`.
+        weights: as in `_files`.
+        arrays: as in `_files`.
     """
     for folder in sorted(store.folder.glob("?" * 12)):
         run_id = folder.name
@@ -147,7 +147,7 @@ def pack_runs(
 ) -> str:
     """Write runs of a store to an archive.
 
-    A run with a file that is damaged, or another run's, is left out, with a warning.
+    A run with a file that is damaged or belongs to another run is left out, with a warning.
 
     Args:
         store: the folder of runs.
@@ -155,7 +155,7 @@ def pack_runs(
         states: whether half-done runs are packed, with their states and weights.
         weights: whether selected weights are packed.
         arrays: whether codes and other arrays are packed.
-        runs: ids of the runs; None: all.
+        runs: ids of the runs. None means all.
 
     Returns:
         A line with the number of runs and the size of the archive.
@@ -190,11 +190,11 @@ def _check_member(member: tarfile.TarInfo, names: set[str], archive: str):
 
     Args:
         member: the member.
-        names: those of the members before.
+        names: names of the earlier members.
         archive: the name of the archive in messages.
 
     Raises:
-        HmoeError: if it is no file of a run, is there twice or is too large.
+        HmoeError: if it is not a file of a run, occurs twice or is too large.
     """
     plain = member.isreg() and member.sparse is None  # no link, and no file with holes
     if not plain or not _MEMBER.fullmatch(member.name):
@@ -211,7 +211,7 @@ def _check_member(member: tarfile.TarInfo, names: set[str], archive: str):
 
 
 def _copy(source: BinaryIO, file: BinaryIO) -> str:
-    """Copy an open file into another one in pieces; return the SHA-256 of its content."""
+    """Copy an open file into another one in pieces, and return the SHA-256 of its content."""
     digest = hashlib.sha256()
     piece = source.read(CHUNK)
     while piece:
@@ -226,12 +226,12 @@ def _copy_member(opened: tarfile.TarFile, member: tarfile.TarInfo, archive: str,
 
     Args:
         opened: the archive.
-        member: of it.
-        archive: its name in messages.
-        file: receives the content.
+        member: a member of the archive.
+        archive: the archive's name in messages.
+        file: open file that receives the content.
 
     Raises:
-        HmoeError: if the content is not what was packed.
+        HmoeError: if the content differs from the packed file.
     """
     digest = member.pax_headers.get(_DIGEST, "none")
     if digest != _copy(opened.extractfile(member), file):
@@ -242,7 +242,7 @@ def _copy_member(opened: tarfile.TarFile, member: tarfile.TarInfo, archive: str,
 
 # %% ../../nbs/06_studies/14_export_import.ipynb #def-stage
 class _Staged(NamedTuple):
-    """A run of an archive, unpacked into a folder next to the store's runs."""
+    """Run of an archive, unpacked into a folder next to the store's runs."""
 
     folder: Path
     name: str  # in messages
@@ -257,7 +257,7 @@ def _archive_files(path: Path, limit: int | None) -> _Copies:
 
     Args:
         path: the archive.
-        limit: bytes that it may unpack to; None: as of `open_tar`.
+        limit: bytes that it may unpack to. None means the limit of `open_tar`.
 
     Raises:
         HmoeError: as `_check_member`, `_copy_member` and `open_tar`.
@@ -294,13 +294,13 @@ def _stage(path: Path, folder: Path, limit: int | None = None) -> list[_Staged]:
     Args:
         path: the archive or the folder of runs.
         folder: the new folder.
-        limit: bytes that the archive may unpack to; None: as of `open_tar`.
+        limit: bytes that the archive may unpack to. None means the limit of `open_tar`.
 
     Returns:
         The runs.
 
     Raises:
-        HmoeError: if `path` is missing, damaged, no archive of runs, or too large.
+        HmoeError: if `path` is missing, damaged, too large, or not an archive of runs.
     """
     if not path.exists():
         fix = "the path of a file that `hmoe pack` wrote, or of a folder of runs."
@@ -333,14 +333,14 @@ def _stage(path: Path, folder: Path, limit: int | None = None) -> list[_Staged]:
 
 # %% ../../nbs/06_studies/14_export_import.ipynb #def-unpack
 def _is_complete(record: dict | None) -> bool:
-    """Return whether a record is that of a complete run; None is no record."""
+    """Return whether a record belongs to a complete run. None stands for no record."""
     return bool(record) and record["status"] == "complete"
 
 
 def _is_new(run: _Staged, record: dict | None) -> bool:
-    """Return whether a run is added to the store, whose record of it is `record`.
+    """Return whether a run of an archive is added to a store that has `record` of it.
 
-    `HmoeError` if the run is complete there, and in the archive with another outcome.
+    `HmoeError` if the run is complete in both, with different outcomes.
     """
     if not _is_complete(record):
         return True
@@ -353,7 +353,7 @@ def _is_new(run: _Staged, record: dict | None) -> bool:
 
 
 def _add(store: RunStore, archives: list[list[_Staged]]) -> list[str]:
-    """Move the new runs of archives into a store. An error takes all of it back.
+    """Move the new runs of archives into a store. After an error, all moves are undone.
 
     Args:
         store: the folder of runs.
@@ -403,14 +403,14 @@ def unpack_runs(store: RunStore, *paths, limit: int | None = None) -> str:
     Args:
         store: the folder of runs.
         paths: the archives and folders.
-        limit: bytes that an archive may unpack to; None: `most_unpacked`.
+        limit: bytes that an archive may unpack to. The default is `most_unpacked`.
 
     Returns:
         A line about each of them.
 
     Raises:
         HmoeError: if anything in any of them is damaged or conflicts with the store, or cannot be
-            written. The store is then as it was.
+            written. The store is then unchanged.
     """
     ensure_writable(store.folder)
     try:
@@ -421,6 +421,6 @@ def unpack_runs(store: RunStore, *paths, limit: int | None = None) -> str:
             return "\n".join(_add(store, staged))
     except OSError as error:
         raise HmoeError(
-            f"cannot unpack into {store.folder} ({error}); nothing was added.",
-            fix="make room there, or its permissions.",
+            f"cannot unpack into {store.folder} ({error}), so nothing was added.",
+            fix="make room there, or change its permissions.",
         ) from None

@@ -47,7 +47,7 @@ def _agrees(setting, value, text: str) -> bool:
 
 
 def _distinct_texts(values: list) -> list[str]:
-    """Return the different values of a setting as sorted texts; those of a list one by one."""
+    """Return the different values of a setting as sorted texts. A list counts item by item."""
     texts = set()
     for value in values:
         items = value if isinstance(value, list) else [value]
@@ -60,7 +60,7 @@ def filter_runs(runs: list, settings: list[str]) -> list:
 
     Args:
         runs: records or configurations.
-        settings: texts 'name=value'; the name is a field, a hyper-parameter or `test_domain`.
+        settings: texts 'name=value'. The name is a field, a hyper-parameter or `test_domain`.
 
     Raises:
         HmoeError: for a name that no run has, and for a value that leaves no run.
@@ -92,7 +92,7 @@ def shard(configs: list[RunConfig], part: str) -> list[RunConfig]:
         part: 'I/N' for part I of N.
 
     Returns:
-        Every N-th of the runs in the order of their ids; all, in their own order, for '1/1'.
+        Every N-th of the runs in the order of their ids. For '1/1', all runs in their given order.
 
     Raises:
         HmoeError: if `part` is anything else.

@@ -19,7 +19,7 @@ from ..training.store import RunStore
 
 # %% ../../nbs/06_studies/09_plan.ipynb #def-missing-runs
 def missing_runs(configs, store: RunStore) -> list[RunConfig]:
-    """Return the runs that have no complete record in a store; a damaged record counts as none."""
+    """Return the runs without a complete record in a store. A damaged record counts as none."""
     missing = []
     for config in configs:
         record = store.read_or_warn(config.run_id)
@@ -33,8 +33,8 @@ class StudyPlan(NamedTuple):
 
     Args:
         study: its name or file.
-        runs: number of its runs; None: unknown.
-        missing: number of its missing runs; None: unknown, because data are not here.
+        runs: number of its runs, or None if it is unknown.
+        missing: number of its missing runs, or None if data are not available.
         seconds: estimates for the missing runs whose kind was measured.
         reason: why `missing` is unknown.
         memory: MiB of the largest missing run whose kind was measured.
@@ -80,8 +80,8 @@ def _study_plan(
     Args:
         study: its name.
         configs: its runs.
-        missing: those of them that are missing.
-        measured: of `measured_kinds`.
+        missing: its missing runs.
+        measured: result of `measured_kinds`.
     """
     seconds = []
     memory = 0
@@ -102,8 +102,8 @@ def plan_studies(
     Args:
         studies: names, and paths of files.
         store: the folder of runs.
-        records: finished runs, of which times and memory are known.
-        selection: which of the runs are planned.
+        records: finished runs with known times and memory.
+        selection: a selection among the runs.
 
     Raises:
         HmoeError: for an unknown study, and as `select_runs`.
@@ -185,9 +185,9 @@ def make_plan(
     Args:
         studies: names, and paths of files.
         store: the folder of runs.
-        records: finished runs; those of the same kind of device give times and memory.
+        records: finished runs. Runs on the same kind of device give times and memory.
         device: 'cpu' or a `torch.device`.
-        selection: which of the runs are planned.
+        selection: a selection among the runs.
 
     Raises:
         HmoeError: as `plan_studies`.

@@ -25,9 +25,9 @@ def requested_artefacts(
     """Return the artefacts of a request.
 
     Args:
-        names: the names in the request, which are returned as they are.
-        profile: without names, its artefacts are requested.
-        on_request: whether these include the ones that are `optional` at the profile.
+        names: the names in the request, which are returned unchanged.
+        profile: the profile whose artefacts are requested if there are no names.
+        on_request: whether to include the artefacts that are `optional` at the profile.
 
     Raises:
         HmoeError: for an unknown profile.
@@ -42,7 +42,7 @@ def requested_artefacts(
 
 # %% ../../nbs/06_studies/07_request.ipynb #def-requested-studies
 def is_study(name: str) -> bool:
-    """Return whether a name in a request is that of a study or of the file of one.
+    """Return whether a name in a request is a study or the file of a study.
 
     >>> is_study("quick-digits"), is_study("my_study.toml"), is_study("hmoe_fig7")
     (True, True, False)
@@ -54,9 +54,9 @@ def requested_studies(names: list[str] | None, profile: str, on_request: bool = 
     """Return the studies of a request, each once.
 
     Args:
-        names: artefacts, studies and files of studies; None: the artefacts of the profile.
+        names: artefacts, studies and files of studies. None means the artefacts of the profile.
         profile: the scale of the artefacts.
-        on_request: as of `requested_artefacts`.
+        on_request: as in `requested_artefacts`.
 
     Raises:
         HmoeError: for unknown names.
@@ -83,15 +83,15 @@ def describe_request(names: list[str] | None, profile: str) -> str:
 # %% ../../nbs/06_studies/07_request.ipynb #def-selection
 @dataclass(frozen=True)
 class Selection:
-    """Part of the runs of some studies, and changes to these; by default all, unchanged.
+    """Part of the runs of some studies, and changes to them. The default is all, unchanged.
 
     Args:
         where: texts 'name=value' with which the runs agree (`filter_runs`).
-        settings: hyper-parameters that replace those of the studies.
-        algorithms: only these, by name or as file.py:Name.
-        n_hparams: trials 0 to N-1 of each run.
+        settings: hyper-parameters that replace the studies' values.
+        algorithms: the only algorithms, by name or as file.py:Name. Empty means all.
+        n_hparams: number N of trials, 0 to N-1, of each run.
         rule: rule of model selection whose runs are needed.
-        shard: 'I/N' for part I of N of the runs that are left.
+        shard: 'I/N' for part I of N of the remaining runs.
     """
 
     where: Sequence[str] = ()
@@ -152,7 +152,7 @@ def select_runs(
 
     Args:
         by_study: study -> its runs.
-        selection: its parts are applied in the order of its fields.
+        selection: the selection, whose parts are applied in the order of its fields.
 
     Raises:
         HmoeError: as `filter_runs`, `with_settings`, `only_algorithms`, `search_configs` and
@@ -163,7 +163,7 @@ def select_runs(
     if selection.settings:
         selected = {study: with_settings(study, run_ids, selection.settings) for study in selected}
     has_search = selection.n_hparams > 1 or selection.rule != RULES[0]
-    if selection.algorithms or has_search:  # what this imports takes a second
+    if selection.algorithms or has_search:  # its imports take a second
         selected = _with_searches(selected, selection)
     own_part = shard(_union(selected), selection.shard)
     return _only(selected, {config.run_id for config in own_part})
@@ -174,10 +174,10 @@ def runs_of(studies: list[str], selection: Selection = EVERYTHING) -> list[RunCo
 
     Args:
         studies: names, and paths of files.
-        selection: which of their runs.
+        selection: a selection among their runs.
 
     Raises:
-        HmoeError: if data of a study are not here, and as `select_runs`.
+        HmoeError: if data of a study are not available, and as `select_runs`.
     """
     by_study = {study: study_configs(study) for study in studies}
     return _union(select_runs(by_study, selection))

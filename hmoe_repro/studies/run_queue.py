@@ -35,7 +35,7 @@ class Outcomes(dict):
 
     Args:
         ended: run id -> (status, reason).
-        store: holds the records of the runs.
+        store: the store of the records.
     """
 
     def __init__(self, ended: dict, store: RunStore):
@@ -72,7 +72,7 @@ class Outcomes(dict):
         )
 
     def _stopped(self) -> str:
-        """Return the part of a line that counts the stopped runs; '' without any."""
+        """Return the part of a line that counts the stopped runs, or '' without any."""
         stopped = len(self.ended("stopped"))
         return f", {stopped} not started because one of their kind failed" if stopped else ""
 
@@ -103,10 +103,10 @@ _KIND = ("algorithm", "algorithm_source", "dataset", "network", "weights", "prec
 
 
 def same_kind(config: RunConfig, other: RunConfig) -> bool:
-    """Return whether `other` is of the kind of `config`: if that one cannot train, neither can it.
+    """Return whether `other` is of the kind of `config`, so that neither can train if one cannot.
 
     They may differ in test domain, seed and restart. A trial of a search is of the kind of its
-    trial 0, whatever it drew.
+    trial 0, with any drawn values.
     """
     same = all(getattr(config, name) == getattr(other, name) for name in _KIND)
     return same and (other.hparams_seed > 0 or other.hparams == config.hparams)
@@ -115,13 +115,13 @@ def same_kind(config: RunConfig, other: RunConfig) -> bool:
 def settle_failure(config: RunConfig, store: RunStore, reason: str) -> Outcome:
     """Return the outcome of a run that its worker reported as failed, from the store.
 
-    A run that died with its worker has no record; it gets that of a failed run. Another process may
-    have locked the run or finished it since.
+    A run that died with its worker has no record, so a record of a failed run is written. Another
+    process may have locked the run or finished it in the meantime.
 
     Args:
         config: the run.
         store: the folder of runs.
-        reason: of the failure, by the worker.
+        reason: reason of the failure, as the worker reported it.
     """
     folder = ensure_writable(store.path(config.run_id))
     with run_lock(folder) as locked:
@@ -140,7 +140,7 @@ def settle_failure(config: RunConfig, store: RunStore, reason: str) -> Outcome:
 
 # %% ../../nbs/06_studies/11_run_queue.ipynb #def-run-queue
 class RunQueue:
-    """Runs of a sweep: those that wait, those that are complete, and how each one ended.
+    """Runs of a sweep: the waiting and the complete ones, and how each one ended.
 
     An engine calls `take`, `on_start` and `on_message`, and stops when `time_is_up`.
     `on_event(kind, config, *details)` is called with ('start',), ('step', step, steps) and ('done',
@@ -148,11 +148,10 @@ class RunQueue:
 
     Args:
         configs: the runs.
-        store: the folder of runs; complete ones do not wait.
-        minutes: the time of the sweep; None: no limit.
-        stop_kind_after_failure: whether a failure before a run of its kind is complete stops its
-            kind. Then runs
-            that failed before come last.
+        store: the folder of runs. Complete runs do not wait.
+        minutes: the time of the sweep, or None for no limit.
+        stop_kind_after_failure: whether a failure stops all runs of its kind, if none of them is
+            complete yet. Runs that failed in an earlier sweep then come last.
     """
 
     def __init__(
@@ -177,7 +176,7 @@ class RunQueue:
             self.waiting.sort(key=lambda config: store.record_path(config.run_id).exists())
 
     def seconds_left(self) -> float | None:
-        """Return the seconds until the time is up, at least 0; None without a limit."""
+        """Return the seconds until the time is up, at least 0, or None without a limit."""
         if self.deadline is None:
             return None
         return max(0.0, self.deadline - time.monotonic())
@@ -237,7 +236,7 @@ class RunQueue:
         """Remove the runs of the kind of a failed one from the queue.
 
         Returns:
-            The number of removed runs in words, to append to a reason; '' if there are none.
+            The number of removed runs in words, to append to a reason, or '' if there are none.
         """
         stopped = []
         waiting = []

@@ -42,7 +42,7 @@ def _with_draw(config: RunConfig, hparams_seed: int, fixed=()) -> RunConfig:
 
     Args:
         config: the run.
-        hparams_seed: the seed of the draw; 0 draws nothing and returns `config`.
+        hparams_seed: the seed of the draw. 0 draws nothing and returns `config`.
         fixed: hyper-parameters that keep their values.
 
     Raises:
@@ -76,8 +76,8 @@ def _with_draw(config: RunConfig, hparams_seed: int, fixed=()) -> RunConfig:
 def _needed(config: RunConfig, rule: str) -> list[RunConfig]:
     """List the runs that `rule` needs to evaluate `config`.
 
-    They are the run itself, evaluated on all domains unless the rule uses the training domains
-    alone, and for leave-one-domain-out the runs that hold out one domain more. `HmoeError` if no
+    They are the run itself and, for leave-one-domain-out, the runs that hold out one more domain.
+    All domains are evaluated unless the rule uses the training domains alone. `HmoeError` if no
     domain would be left to train on.
     """
     if rule == "training-domain":
@@ -89,7 +89,7 @@ def _needed(config: RunConfig, rule: str) -> list[RunConfig]:
     held_out = config.test_domains[0]
     if len(domains) < 3:
         raise HmoeError(
-            f"leave-one-domain-out holds out two domains; {config.dataset} has {len(domains)}, so "
+            f"leave-one-domain-out holds out two domains. {config.dataset} has {len(domains)}, so "
             "nothing would be left to train on.",
             fix="use another rule.",
         )
@@ -103,8 +103,8 @@ def search_configs(
     """List all runs that a selection rule needs to choose among several draws.
 
     Args:
-        configs: the runs as they are, which are draw 0. Those without a test domain stay the same.
-        n_hparams: draws for each of them, draw 0 included.
+        configs: the runs, which are draw 0. Runs without a test domain stay the same.
+        n_hparams: number of draws for each run, including draw 0.
         rule: one of `RULES`.
         fixed: hyper-parameters that are not drawn.
 
@@ -148,8 +148,8 @@ def only_algorithms(configs, names: list[str], among=None) -> list[RunConfig]:
     Args:
         configs: the runs of a study.
         names: the algorithms, by name or as `file.py:Name`. One that has no run in `among` is
-            trained as ERM is in `configs`.
-        among: runs of this study and of others; None: `configs`.
+            trained with the settings of ERM in `configs`.
+        among: runs of this study and of others. The default is `configs`.
 
     Raises:
         HmoeError: for unknown names, and if neither an algorithm nor ERM has a run.
@@ -195,7 +195,7 @@ def _run_table(records: list[dict]) -> pd.DataFrame:
 
 
 def _texts(dictionaries: pd.Series) -> pd.DataFrame:
-    """Return dictionaries as rows of JSON texts; missing if one lacks a name."""
+    """Return dictionaries as rows of JSON texts, with missing values for missing names."""
     rows = []
     for values in dictionaries:
         rows.append({name: json.dumps(v, sort_keys=True) for name, v in values.items()})
@@ -205,7 +205,7 @@ def _texts(dictionaries: pd.Series) -> pd.DataFrame:
 def _kinds(table: pd.DataFrame) -> pd.DataFrame:
     """Return the settings that runs of one table share, as texts.
 
-    For DMG's protocol the epochs are among them and the updates are not.
+    Runs of DMG's protocol share epochs instead of updates.
     """
     kinds = _texts(table.fields).drop(columns=_MAY_VARY, errors="ignore")
     kinds.loc[table.protocol == "dmg", ["steps", "checkpoint_frequency"]] = None
@@ -221,21 +221,21 @@ def _varied(texts: pd.DataFrame) -> list[str]:
 
 # %% ../../nbs/06_studies/06_search.ipynb #def-check-kind
 def _check_equal(subject: str, texts: pd.DataFrame):
-    """`HmoeError` naming the first column of `texts` in which the runs, a row each, differ."""
+    """`HmoeError` naming the first column of `texts` that differs between its rows, the runs."""
     for name in _varied(texts):
         values = sorted(texts[name].fillna("null").unique())
         raise HmoeError(
-            f"{subject} differ in {name} ({', '.join(values)}); one table of them would mean "
+            f"{subject} differ in {name} ({', '.join(values)}), so one table of them would mean "
             "nothing.",
             fix=f"choose, for example --where {name}={values[-1]}.",
         )
 
 
 def _check_kind(table: pd.DataFrame, rule: str):
-    """`HmoeError` if runs of one table differ in what they should share.
+    """`HmoeError` if runs of one table differ in a setting that they should share.
 
     Settings may differ between test domains, unless `rule` compares a run with others that hold out
-    one more.
+    one more domain.
     """
     _check_equal("the runs", _kinds(table))
     texts = _texts(table.fields)
@@ -256,8 +256,8 @@ def _check_kind(table: pd.DataFrame, rule: str):
 def _one_each(table: pd.DataFrame, rule: str = RULES[0]) -> pd.DataFrame:
     """Return one run for each algorithm, set of test domains, trial seed and draw.
 
-    Of two that differ in their evaluation alone it is the one with the full evaluation. `HmoeError`
-    as `_check_kind`.
+    If two runs differ only in their evaluation, the one with the full evaluation is returned.
+    `HmoeError` as `_check_kind`.
     """
     _check_kind(table, rule)
     full = table.evaluate.map(lambda policy: parse_evaluate_option(policy)[0] == "all").astype(bool)
@@ -269,7 +269,7 @@ def _split_by(table: pd.DataFrame, texts: pd.DataFrame):
     """Group the runs that agree in all columns of `texts`.
 
     Returns:
-        Pairs (label, rows); the label lists what distinguishes the group, as `--where` takes it.
+        Pairs (label, rows). The label lists the settings of the group, in the form of `--where`.
     """
     labels = []
     for row in texts[_varied(texts)].to_dict("records"):
@@ -327,13 +327,13 @@ def _cell(runs: pd.DataFrame, test_domain: str, rule: str, draws: int) -> tuple[
 
     Args:
         runs: rows of `_run_table` of one algorithm and trial seed.
-        test_domain: of the cell.
-        rule: by which is chosen.
-        draws: the number of draws that should be there.
+        test_domain: the test domain of the cell.
+        rule: the selection rule.
+        draws: the expected number of draws.
 
     Returns:
-        (a row of the table for each inference mode, the reason why some draws cannot be evaluated
-        -> these draws).
+        (a row of the table for each inference mode, a dictionary: reason -> the draws that cannot
+        be evaluated for this reason).
     """
     usable = {}
     lacking = {}
@@ -366,7 +366,7 @@ def _cell(runs: pd.DataFrame, test_domain: str, rule: str, draws: int) -> tuple[
 
 # %% ../../nbs/06_studies/06_search.ipynb #def-choose
 def _refuse_empty(notes: list[str], held_out: list[str]):
-    """`HmoeError` for a table without rows; `held_out` are the test domains of the runs."""
+    """`HmoeError` for a table without rows. `held_out` are the test domains of the runs."""
     if notes:
         raise HmoeError(f"there is no run to choose from. {notes[0]}")
     together = ", ".join(held_out)
@@ -382,13 +382,13 @@ def select_by_rule(
     """Select a run and a checkpoint for each algorithm, test domain, trial seed and mode.
 
     Args:
-        records: of runs on one data set.
+        records: records of runs on one data set.
         rule: one of `RULES`.
-        n_hparams: only the first draws; None: all.
+        n_hparams: number of draws to use, from the first on. None uses all.
 
     Returns:
-        (rows like those of `tables.run_results`, with hparams_seed and validation; a line for each
-        run or draw that failed or is missing).
+        (rows as in `tables.run_results`, with hparams_seed and validation, and a list with a line
+        for each run or draw that failed or is missing).
 
     Raises:
         HmoeError: if no run can be evaluated, or the runs are not of one kind.

@@ -57,7 +57,7 @@ def _held_out(study: Study, runs: RunGrid, dataset: str, name) -> list[tuple[str
 
 
 class _GridPoint(NamedTuple):
-    """A run of a study: the position of its block, and the value of each of the block's lists."""
+    """Run of a study: the position of its block, and one value from each of the block's lists."""
 
     block: int
     trial_seed: int
@@ -71,7 +71,7 @@ class _GridPoint(NamedTuple):
 
 
 def _grid_points(study: Study) -> Iterator[_GridPoint]:
-    """Yield the runs of a study in its order; one that two blocks describe comes twice."""
+    """Yield the runs of a study in its order. A run that two blocks describe comes twice."""
     for block, runs in enumerate(study.runs):
         combinations = itertools.product(
             runs.seeds,
@@ -109,14 +109,14 @@ def _bounded_points(study: Study) -> list[_GridPoint]:
 
 
 def count_runs(study) -> int:
-    """Count the runs of a study, without its data; a run that two blocks describe counts twice.
+    """Count the runs of a study, without its data. A run that two blocks describe counts twice.
 
     Args:
-        study: as of `read_study`.
+        study: as in `read_study`.
 
     Raises:
-        HmoeError: as `read_study`; if a folder whose domains are to be counted is missing; for more
-            than `MAX_RUNS`.
+        HmoeError: as `read_study`, if a folder whose domains are to be counted is missing, and for
+            more than `MAX_RUNS`.
 
     >>> count_runs("quick-digits")  # 4 algorithms, 4 test domains, 3 seeds
     48
@@ -125,7 +125,7 @@ def count_runs(study) -> int:
 
 # %% ../../nbs/06_studies/02_studies.ipynb #def-specs-of
 def _splits_folder(study: Study, block: int) -> str | None:
-    """Return the folder of lists that a block of runs names, or None if it names none.
+    """Return the folder of lists that a block of runs names, or None.
 
     It is looked for next to the study's file, then in the folder of data. `HmoeError` with file and
     line if it holds no lists.
@@ -145,7 +145,8 @@ def _splits_folder(study: Study, block: int) -> str | None:
 def _drawn_hparams(study: Study, run: RunOptions) -> dict:
     """Return the hyper-parameters of a trial that is drawn from the study's own distributions.
 
-    What DomainBed would draw besides has its value of trial 0, unless the study asks for both.
+    Other hyper-parameters that DomainBed would draw keep their value of trial 0, unless the study
+    requests both searches.
     """
     if not run.hparams_seed or not study.space:
         return {}
@@ -171,7 +172,7 @@ def _drawn_hparams(study: Study, run: RunOptions) -> dict:
 
 
 def _run_options(study: Study, point: _GridPoint, names: dict[str, str]) -> RunOptions:
-    """Return the options of one run of a study; `names` are those of `check_study`."""
+    """Return the options of one run of a study. `names` is the result of `check_study`."""
     runs = study.runs[point.block]
     hparams = runs.settings(point.algorithm, runs.variants[point.variant])
     shared = RunOptions.model_fields.keys() & RunGrid.model_fields.keys()
@@ -195,10 +196,10 @@ def _run_options(study: Study, point: _GridPoint, names: dict[str, str]) -> RunO
 
 
 def _resolved(study: Study) -> Iterator[tuple[RunConfig, _GridPoint]]:
-    """Yield the configurations of a study, each with what describes it in the file.
+    """Yield the configurations of a study, each with its point in the grid.
 
-    If data are the same for all trial seeds, the first of these runs is resolved, and the others
-    differ in their seeds. `HmoeError` with file and line if a run cannot be resolved.
+    If the data are the same for all trial seeds, only the first of these runs is resolved, and the
+    rest is copied with other seeds. `HmoeError` with file and line if a run cannot be resolved.
     """
     from hmoe_repro.data.registry import DATASETS
     from hmoe_repro.training.planning import resolve
@@ -238,10 +239,11 @@ def study_configs(study) -> tuple[RunConfig, ...]:
     """Return the configurations of the different runs of a study, in the order of its file.
 
     Args:
-        study: as of `read_study`.
+        study: as in `read_study`.
 
     Raises:
-        HmoeError: as `check_study`, and if data are not here: a run id holds their content.
+        HmoeError: as `check_study`, and if data are not available, because a run id depends on
+            their content.
 
     >>> len(study_configs("smoke-balance"))
     2
@@ -255,7 +257,7 @@ study_configs.cache_clear = _configs_by_name.cache_clear
 
 
 def _has_data(study: Study, names: dict[str, str]) -> bool:
-    """Return whether the data of a study, and its lists of splits, are here."""
+    """Return whether the data of a study, and its lists of splits, are available."""
     from hmoe_repro.data.registry import load_dataset
 
     try:
@@ -270,17 +272,17 @@ def _has_data(study: Study, names: dict[str, str]) -> bool:
 
 
 def configs_or_reason(study) -> tuple[tuple[RunConfig, ...] | None, HmoeError | None]:
-    """Return the configurations of a study, or why its data are not here.
+    """Return the configurations of a study, or the reason why its data are not available.
 
     Args:
-        study: as of `read_study`.
+        study: as in `read_study`.
 
     Returns:
-        (the configurations, None), or (None, the error about the data); `count_runs` counts the
+        (the configurations, None), or (None, the error about the data). `count_runs` counts the
         runs even then.
 
     Raises:
-        HmoeError: as `study_configs`, if something else than data is missing.
+        HmoeError: as `study_configs`, if something other than data is missing.
     """
     names = check_study(study)
     try:
@@ -295,7 +297,7 @@ def runs_with_arrays(study) -> list[str]:
     """Return the ids of the runs of a study whose arrays are published.
 
     Args:
-        study: as of `read_study`.
+        study: as in `read_study`.
 
     Raises:
         HmoeError: as `study_configs`, unless the study publishes no arrays.
@@ -320,12 +322,12 @@ def with_settings(study, run_ids, settings: dict) -> list[RunConfig]:
     """Return some runs of a study with other hyper-parameters.
 
     Args:
-        study: as of `read_study`.
+        study: as in `read_study`.
         run_ids: the ids of these runs.
-        settings: hyper-parameters that replace theirs.
+        settings: hyper-parameters that replace the runs' values.
 
     Raises:
-        HmoeError: as `study_configs`, and for a setting that one of the runs does not take.
+        HmoeError: as `study_configs`, and for a setting that one of the runs does not have.
     """
     from hmoe_repro.training.planning import resolve
 

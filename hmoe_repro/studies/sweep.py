@@ -41,20 +41,20 @@ class SweepOptions:
     """Options of a sweep: where and how its runs are trained.
 
     Args:
-        store: where runs are saved; None: HMOE_RUNS, or runs/.
+        store: store of the runs. The default is HMOE_RUNS, or runs/.
         device: auto, cpu, cuda, cuda:1 or mps.
-        jobs: concurrent runs; None: `default_jobs`; 0: this process trains them.
-        data_dir: folder of data sets; None: HMOE_DATA, or data/.
+        jobs: concurrent runs. The default is `default_jobs`. With 0, this process trains them.
+        data_dir: folder of data sets. The default is HMOE_DATA, or data/.
         engine: one of `ENGINES`: worker processes of this machine, or Ray.
         gpus_per_run: with Ray, the share of a GPU, which need not be on this machine.
-        minutes: time limit; then runs are stopped, and the next sweep resumes them.
-        stop_kind_after_failure: whether a run that fails stops the runs that would fail, too:
-            those that differ from it in test domain, seed and restart alone (`same_kind`).
+        minutes: time limit. Then runs are stopped, and the next sweep resumes them.
+        stop_kind_after_failure: whether a failed run stops the runs that would fail, too, because
+            they differ from it only in test domain, seed and restart (`same_kind`).
         display: whether to show progress, or a display that shows it.
-        on_event: function (kind, config, *details), as of `RunQueue`.
+        on_event: function (kind, config, *details), as in `RunQueue`.
 
     Raises:
-        HmoeError: for an unknown engine, a device that is not there, a negative number of jobs or
+        HmoeError: for an unknown engine, an unavailable device, a negative number of jobs or
             minutes, and for a share of a GPU without Ray.
     """
 
@@ -85,7 +85,7 @@ class SweepOptions:
         self.device = "cuda" if self.gpus_per_run else str(resolve_device(self.device))
 
     def describe(self, configs: list[RunConfig]) -> str:
-        """Return a line that counts the runs and those that are missing, and names the device."""
+        """Return a line that counts all runs and the missing runs, and names the device."""
         missing = len(missing_runs(configs, self.store))
         return f"{len(configs)} runs, {missing} to train on {self.device}"
 
@@ -99,7 +99,7 @@ class RunDisplay:
     """Listener of a sweep that shows its events on a `Progress`.
 
     On a terminal they are bars. Elsewhere there is a line for each run that ends, and every ten
-    seconds one about all that are running.
+    seconds a line about all running ones.
 
     Args:
         total: the number of runs.
@@ -120,7 +120,7 @@ class RunDisplay:
         Args:
             kind: 'start', 'step' or 'done'.
             config: the run.
-            details: (step, steps) of a step, (status, reason) of a run that is done.
+            details: (step, steps) for a step, (status, reason) for the end of a run.
         """
         name = f"{config} ({config.run_id})"
         started = self.started.setdefault(config.run_id, time.monotonic())
@@ -169,7 +169,7 @@ class RunDisplay:
 
 # %% ../../nbs/06_studies/13_sweep.ipynb #def-refuse-foreign-code
 def refuse_unnamed_code(configs: list[RunConfig]):
-    """Raise `HmoeError` for a run whose algorithm is code that was not named in this process."""
+    """Raise `HmoeError` for a run whose algorithm's file was not named in this process."""
     sources = {(config.algorithm, config.algorithm_source): config for config in configs}
     for (name, key), config in sources.items():
         if not key:
@@ -182,7 +182,7 @@ def refuse_unnamed_code(configs: list[RunConfig]):
 
 # %% ../../nbs/06_studies/13_sweep.ipynb #def-sweep
 def _as_configs(configs) -> list[RunConfig]:
-    """Return the runs that the argument of `sweep` names. `HmoeError` if it is of another type."""
+    """Return the runs in the argument of `sweep`. `HmoeError` if it is of another type."""
     if isinstance(configs, RunConfig | str | Path) or not isinstance(configs, Iterable):
         configs = [configs]
     runs = []
@@ -199,7 +199,7 @@ def _as_configs(configs) -> list[RunConfig]:
 
 @contextlib.contextmanager
 def _listeners(options: SweepOptions, num_runs: int):
-    """Context manager: the functions that are called with each event of a sweep."""
+    """Context manager: yield the functions to call with each event of a sweep."""
     listeners = []
     if options.on_event:
         listeners.append(options.on_event)
@@ -235,17 +235,18 @@ def _train(queue: RunQueue, options: SweepOptions):
 def sweep(configs, options: SweepOptions | None = None, **changes) -> Outcomes:
     """Train the runs that are not complete, and return how each run ended.
 
-    A run that fails raises nothing: its `Outcome` and its record say why.
+    A run that fails raises nothing. Its `Outcome` and its record give the reason.
 
     Args:
-        configs: configurations of `make_config`, or one of them; or the name or the file of a
-            study, which stands for its runs.
-        options: how they are trained; by default on all cores, or four at once on an accelerator.
+        configs: one or more configurations of `make_config`, or the name or the file of a study,
+            which stands for its runs.
+        options: options of the sweep. The default is to use all cores, or to train four runs at
+            once on an accelerator.
         changes: fields of `SweepOptions` by their names, such as `jobs=2`.
 
     Raises:
         HmoeError: for unknown names, if no cluster answers or the disk is full, and for an
-            algorithm that is code which was not named in this process.
+            algorithm whose file was not named in this process.
 
     >>> from hmoe_repro.training.planning import make_config
     >>> names = ["ERM", "DANN"]
@@ -279,15 +280,15 @@ MAX_DRAWS = 10_000
 
 @public(data_dir=Place | None)
 def drawn_configs(run: RunOptions, n_hparams: int | None = None, data_dir=None) -> list[RunConfig]:
-    """Return the configuration of a run, or those of several draws of its hyper-parameters.
+    """Return the configuration of a run, or of several draws of its hyper-parameters.
 
     Args:
         run: the options of the run.
-        n_hparams: a number N for the draws 0 to N-1; None: the run alone.
-        data_dir: the folder of data sets; None: the default.
+        n_hparams: a number N for the draws 0 to N-1, or None for the run alone.
+        data_dir: the folder of data sets, or None for the default.
 
     Raises:
-        HmoeError: as `resolve`; for N outside of 1 to `MAX_DRAWS`, and for a search of a run that
+        HmoeError: as `resolve`, for N outside of 1 to `MAX_DRAWS`, and for a search of a run that
             is a draw itself or has several test domains.
     """
     if n_hparams is None:

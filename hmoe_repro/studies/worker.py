@@ -36,11 +36,11 @@ def train_config(
     Args:
         config: its configuration, plain JSON.
         folder: the folder of the store.
-        device: of the training.
-        data_dir: the folder of data sets; None: the default.
+        device: the device of the training.
+        data_dir: the folder of data sets, or None for the default.
         process_config: `CONFIG` of the process that starts the worker, as JSON.
-        send: is called with ('step', step, steps) and, for a warning, with ('note', text).
-        on_event: as of `run`.
+        send: function that receives ('step', step, steps) and, for a warning, ('note', text).
+        on_event: as in `run`.
 
     Returns:
         (status, reason). The status is 'complete', 'failed', 'no room' (the disk is full) or
@@ -50,7 +50,7 @@ def train_config(
     last_sent = 0.0
 
     def notify(*message):
-        """Send a message, if anybody listens."""
+        """Send a message, if a function `send` was given."""
         if send:
             send(message)
 
@@ -71,7 +71,7 @@ def train_config(
                 data_dir,
                 on_step=on_step,
                 on_event=on_event,
-                trust_code=True,  # the process that starts workers checks where code is from
+                trust_code=True,  # the process that starts workers checks the origin of code
             )
     except HmoeError as error:
         return "failed", str(error)
@@ -87,14 +87,14 @@ def train_config(
 def serve_runs(pipe, folder, device, data_dir, process_config: str):
     """Train configurations that arrive through a pipe until its end.
 
-    Answers, ('done', status, reason), and the messages of `train_config` go back through it.
+    The messages of `train_config`, and ('done', status, reason) after each run, are sent back.
 
     Args:
-        pipe: our end of it, a `multiprocessing.connection.Connection`.
-        folder: as of `train_config`.
-        device: as of `train_config`.
-        data_dir: as of `train_config`.
-        process_config: as of `train_config`.
+        pipe: the worker's end, a `multiprocessing.connection.Connection`.
+        folder: as in `train_config`.
+        device: as in `train_config`.
+        data_dir: as in `train_config`.
+        process_config: as in `train_config`.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(EOFError, BrokenPipeError):
@@ -113,7 +113,7 @@ class RunFileServer:
 
     Args:
         folder: the folder of the store.
-        sources: the folder of the saved code of algorithms; None: that of `runs_dir`.
+        sources: the folder of the saved code of algorithms. The default is below `runs_dir`.
     """
 
     def __init__(self, folder, sources=None):
@@ -124,12 +124,12 @@ class RunFileServer:
     def source(self, key: str) -> dict[str, bytes]:
         """Return relative path -> content of the saved code of the algorithm with this key.
 
-        The files that the algorithm declares are among them.
+        The result includes the files that the algorithm declares.
         """
         return packed_source(self.sources, key)
 
     def read(self, run_id: str) -> dict[str, bytes]:
-        """Return name -> content of a run's files, without those of locks and loggers."""
+        """Return name -> content of a run's files, without files of locks and loggers."""
         paths = (self.folder / run_id).glob("[!.]*.[sjtd]*")
         return {path.name: path.read_bytes() for path in paths}
 
@@ -137,8 +137,8 @@ class RunFileServer:
         """Replace the files of a run, the record last: its presence says that the run is whole.
 
         Args:
-            run_id: of the run.
-            files: name -> content. A state or an error that is not among them is removed.
+            run_id: id of the run.
+            files: name -> content. A state or an error file is removed if it is not included.
         """
         folder = self.folder / run_id
         for name in sorted(files.keys() - {"record.json"}):
@@ -170,10 +170,10 @@ def train_remotely(home, config: dict, device, data_dir, process_config: str) ->
 
     Args:
         home: function (method, ...) that calls a method of the store's `RunFileServer`.
-        config: as of `train_config`.
-        device: as of `train_config`.
-        data_dir: as of `train_config`.
-        process_config: as of `train_config`.
+        config: as in `train_config`.
+        device: as in `train_config`.
+        data_dir: as in `train_config`.
+        process_config: as in `train_config`.
 
     Returns:
         As `train_config`.
@@ -220,4 +220,4 @@ def lost_task_outcome(error: Exception) -> tuple[str, str]:
     if getattr(error, "errno", None) in DISK_FULL:
         return "no room", str(system_error(error))
     reason = f"its Ray task was lost by {type(error).__name__}: {first_line(error)}. "
-    return "failed", reason + "Fix: start again; the run resumes from its last checkpoint"
+    return "failed", reason + "Fix: start again. The run resumes from its last checkpoint"

@@ -37,8 +37,8 @@ class RunSettings(NamedTuple):
 
     Args:
         folder: the folder of the store.
-        device: of the training.
-        data_dir: the folder of data sets; None: the default.
+        device: the device of the training.
+        data_dir: the folder of data sets, or None for the default.
         config: `CONFIG` of this process as JSON.
     """
 
@@ -88,7 +88,7 @@ def train_in_process(queue: RunQueue, settings: RunSettings):
 def train_in_pool(queue: RunQueue, pool):
     """Train the runs of a queue in a pool, until none is left or the time is up.
 
-    Runs that are not finished then are stopped; their last checkpoint remains.
+    Unfinished runs are then stopped, and their last checkpoint remains.
 
     Args:
         queue: the runs.
@@ -110,20 +110,20 @@ def train_in_pool(queue: RunQueue, pool):
 
 # %% ../../nbs/06_studies/12_worker_pools.ipynb #def-worker
 class Worker(NamedTuple):
-    """Process that runs `serve_runs`, and our end of its pipe."""
+    """Process that runs `serve_runs`, and the parent's end of its pipe."""
 
     process: multiprocessing.Process
     pipe: Connection
 
     def message(self) -> tuple:
-        """Return the next message of the worker; if it has died, that its run failed."""
+        """Return the next message of the worker. If it has died, report its run as failed."""
         try:
             return self.pipe.recv()
         except (EOFError, ConnectionResetError):
             self.process.join(5)
         reason = (
-            f"its worker process died (exit code {self.process.exitcode}); out of memory is the "
-            "usual cause. Fix: fewer --jobs, then start again: the run resumes from its last "
+            f"its worker process died (exit code {self.process.exitcode}). The usual cause is a "
+            "lack of memory. Fix: fewer --jobs, then start again: the run resumes from its last "
             "checkpoint"
         )
         return "done", "failed", reason
@@ -133,7 +133,7 @@ class Worker(NamedTuple):
 def _without_main():
     """Context manager: processes that start in the body do not import the main program again.
 
-    Workers need nothing of the program that starts them, and its import would run all of it.
+    Workers do not need the program that starts them, and to import it would run it again.
     """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
@@ -149,8 +149,8 @@ def start_worker(settings: RunSettings, determinism: str) -> Worker:
     Its threads and its arithmetic are set before it imports anything.
 
     Args:
-        settings: of the runs.
-        determinism: 'portable' or 'native', the arithmetic.
+        settings: settings of the runs.
+        determinism: the arithmetic, 'portable' or 'native'.
     """
     context = multiprocessing.get_context("spawn")
     own_end, worker_end = context.Pipe()
@@ -171,7 +171,7 @@ class WorkerPool:
     """Worker processes of this machine.
 
     Args:
-        settings: of all runs.
+        settings: settings of all runs.
         jobs: the number of concurrent runs.
     """
 
@@ -202,7 +202,7 @@ class WorkerPool:
         """Wait for messages and yield (configuration, kind, *details) of each.
 
         Args:
-            seconds: to wait at most; None: no limit.
+            seconds: longest time to wait, or None for no limit.
         """
         for pipe in wait(list(self.busy), seconds):
             worker, config = self.busy[pipe]
@@ -226,8 +226,8 @@ class WorkerPool:
 def _await_cluster(address: str):
     """Connect once to an address 'host:port', because Ray itself would wait for two minutes.
 
-    An empty address is that of no cluster, and is not tried. OSError or ValueError if nothing
-    answers.
+    An empty address means that there is no cluster, and is not tried. OSError or ValueError if
+    nothing answers.
     """
     host, _, port = address.rpartition(":")
     if host:
@@ -239,7 +239,7 @@ def connect_ray(jobs: int | None):
     """Return the `ray` module, connected to the cluster at RAY_ADDRESS or to this machine.
 
     Args:
-        jobs: processors of a cluster of this machine alone; None: all.
+        jobs: number of processors, if the cluster is this machine alone. None means all.
 
     Raises:
         HmoeError: if Ray is not installed, or nothing answers at RAY_ADDRESS.
@@ -268,13 +268,13 @@ def connect_ray(jobs: int | None):
         ray.init(log_to_driver=False, logging_level="ERROR", runtime_env=library, **local_options)
     except Exception as error:  # Ray raises any
         cause = f"no Ray cluster answers at RAY_ADDRESS={address} ({first_line(error)})."
-        fix = "`ray start --head` there, `ray start --address=HOST:PORT` here; RAY_ADDRESS."
+        fix = "`ray start --head` there, `ray start --address=HOST:PORT` here, or RAY_ADDRESS."
         raise HmoeError(cause, fix=fix) from None
     return ray
 
 # %% ../../nbs/06_studies/12_worker_pools.ipynb #def-ray-task
 def _ray_task(home, config: dict, device, data_dir, process_config: str) -> tuple:
-    """Call `train_remotely` as a task of Ray; `home` is the actor of the same job."""
+    """Call `train_remotely` as a task of Ray. `home` is the actor of the same job."""
     import ray
 
     def call_home(method, *arguments):
@@ -296,7 +296,7 @@ def _start_home(ray, folder):
 
 
 class _Task(NamedTuple):
-    """Run on its way: the reference to its result, its configuration, its lock and loggers."""
+    """Run in progress on a node: reference to its result, configuration, lock and loggers."""
 
     result: object
     config: RunConfig
@@ -308,8 +308,8 @@ class RayPool:
     """Nodes of a Ray cluster.
 
     Args:
-        settings: of all runs.
-        jobs: the number of concurrent runs; None: as many as there is room for.
+        settings: settings of all runs.
+        jobs: the number of concurrent runs. None means as many as the cluster has room for.
         gpus: the share of a GPU that a run takes.
 
     Raises:
@@ -333,7 +333,7 @@ class RayPool:
         self.portable = self.native.options(runtime_env={"env_vars": PORTABLE})
         self.config = replace(CONFIG, log=()).to_json()  # its loggers are here
         if not self._room():
-            message = "no node of the Ray cluster has room for a run; waiting for one"
+            message = "no node of the Ray cluster has room for a run, so the sweep waits for one"
             warnings.warn(message, stacklevel=2)
 
     def _room(self) -> int:
@@ -348,7 +348,7 @@ class RayPool:
         return len(self.busy) < (self.jobs or max(1, self._room()))
 
     def start(self, config: RunConfig) -> Outcome | None:
-        """Send a run out; return its outcome if another process has locked it."""
+        """Send a run out. If another process has locked it, return this outcome instead."""
         lock = contextlib.ExitStack()
         locked = lock.enter_context(run_lock(ensure_writable(self.store.path(config.run_id))))
         if not locked:
@@ -366,7 +366,7 @@ class RayPool:
         """Wait for runs to end and yield (configuration, kind, *details) of all messages.
 
         Args:
-            seconds: to wait at most; half a second if that is less.
+            seconds: longest time to wait. It is at most half a second.
         """
         if not self.busy:
             return
@@ -393,7 +393,7 @@ class RayPool:
             yield task.config, "done", status, reason
 
     def close(self):
-        """Cancel the runs that are on their way."""
+        """Cancel the runs in progress."""
         for task in self.busy.values():
             self.ray.cancel(task.result, force=True)
             task.lock.close()

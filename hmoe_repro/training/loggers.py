@@ -53,8 +53,8 @@ class _Csv:
     """Logger that writes `log.csv` in the run's folder: step, name, value.
 
     Args:
-        config: of the run.
-        folder: of all runs.
+        config: configuration of the run.
+        folder: folder of all runs.
         past: (step, name -> number) of the checkpoints that a resumed run has already.
     """
 
@@ -81,8 +81,8 @@ class _TensorBoard:
     """Logger that writes event files below `tensorboard/` in the folder of runs.
 
     Args:
-        config: of the run.
-        folder: of all runs.
+        config: configuration of the run.
+        folder: folder of all runs.
         past: (step, name -> number) of the checkpoints that a resumed run has already.
     """
 
@@ -110,9 +110,9 @@ class _Wandb:
     """Logger to a run of Weights & Biases, with files below `wandb/` in the folder of runs.
 
     Args:
-        config: of the run.
-        folder: of all runs.
-        past: unused; a resumed run continues its curves.
+        config: configuration of the run.
+        folder: folder of all runs.
+        past: unused, because a resumed run continues its curves.
     """
 
     def __init__(self, config, folder: Path, past: list):
@@ -145,9 +145,9 @@ class _Mlflow:
     The configuration becomes its parameters.
 
     Args:
-        config: of the run.
-        folder: of all runs.
-        past: unused; a resumed run continues its curves.
+        config: configuration of the run.
+        folder: folder of all runs.
+        past: unused, because a resumed run continues its curves.
     """
 
     def __init__(self, config, folder: Path, past: list):
@@ -210,16 +210,16 @@ def check_loggers(names) -> tuple[str, ...]:
 
 # %% ../../nbs/05_training/11_loggers.ipynb #def-listeners
 def _listener(name: str, folder: Path):
-    """Return a logger as a function of events; warnings of its library are not shown.
+    """Return a logger as a function of events. Warnings of its library are hidden.
 
     Args:
         name: a name in `LOGGERS`.
-        folder: of all runs.
+        folder: folder of all runs.
     """
     logger = None
 
     def on_event(kind: str, config, detail):
-        """Pass an event on to the logger, which the first event makes."""
+        """Pass an event on to the logger. The first event creates it."""
         nonlocal logger
         with warnings.catch_warnings(action="ignore"):
             if kind == "start":
@@ -238,24 +238,24 @@ def _listener(name: str, folder: Path):
 def make_notifier(config, names, folder: Path, on_event=None):
     """Make a function that passes the events of a run on to its listeners.
 
-    What a listener draws from the global generators is put back. A listener that raises is named
-    in a warning and gets no further event.
+    The global generators are restored after each event. A listener that raises is named in a
+    warning and gets no further event.
 
     Args:
-        config: of the run.
-        names: loggers, names in `LOGGERS`.
-        folder: of all runs, below which the loggers write.
-        on_event: one more listener, a function of (kind, config, detail); None: no other.
+        config: configuration of the run.
+        names: names of loggers in `LOGGERS`.
+        folder: folder of all runs, below which the loggers write.
+        on_event: one more listener, a function of (kind, config, detail), or None.
 
     Returns:
-        A function of (kind, detail); the events are those of this module's table.
+        A function of (kind, detail). The kinds are 'start', 'checkpoint' and 'done'.
     """
     listeners = [_listener(name, Path(folder).absolute()) for name in names]
     if on_event:
         listeners.append(on_event)
 
     def notify(kind: str, detail):
-        """Pass an event on to all listeners; remove those that raise."""
+        """Pass an event on to all listeners, and remove the listeners that raise."""
         before = random_state() if listeners else None
         for listener in listeners.copy():
             try:

@@ -34,17 +34,17 @@ from .store import RunStore
 
 # %% ../../nbs/05_training/08_model.ipynb #def-build-dataset
 def build_dataset(config: RunConfig, data_dir=None):
-    """Load the data set of a configuration; it may be kept with the runs.
+    """Load the data set of a configuration, which may be kept with the runs.
 
-    No code that the configuration names is run.
+    No code that the configuration names is executed.
 
     Args:
-        config: of the run.
-        data_dir: folder of data sets; None: HMOE_DATA, or `data/`.
+        config: configuration of the run.
+        data_dir: folder of data sets. The default is HMOE_DATA, or `data/`.
 
     Raises:
-        HmoeError: if the data set is not known in this process (`recorded_dataset`), or its images
-            are not those of the configuration.
+        HmoeError: if the data set is not known in this process (`recorded_dataset`), or if its
+            images differ from those of the configuration.
     """
     data = kept_data(config.dataset_fingerprint)
     if data is None:
@@ -65,7 +65,7 @@ def build_algorithm(config: RunConfig, data, trust_code: bool = False):
     Its weights are drawn from the global generator.
 
     Args:
-        config: of the run.
+        config: configuration of the run.
         data: its data set, or the `DataShape`.
         trust_code: as in `restore_algorithm`.
 
@@ -89,11 +89,11 @@ def build_algorithm(config: RunConfig, data, trust_code: bool = False):
 def with_precomputed(data, algorithm):
     """Return the data set on which an algorithm trains.
 
-    That is the data set itself or, if parts of the algorithm are frozen, rows of what these
-    compute of its images.
+    It is the data set itself or, if parts of the algorithm are frozen, the rows of features that
+    these parts compute from its images.
 
     Raises:
-        HmoeError: for augmented views of images that are no files.
+        HmoeError: for augmented views of images that do not come from files.
     """
     parts = [part for part in algorithm.modules() if isinstance(part, FrozenPart)]
     views = algorithm.hparams.get("views", 0)
@@ -108,10 +108,10 @@ def with_precomputed(data, algorithm):
 
 # %% ../../nbs/05_training/08_model.ipynb #def-check-version
 def check_version(config: RunConfig, algorithm):
-    """Check that the mathematics of a run's algorithm are those of this library.
+    """Check that a run's algorithm has the same version of its mathematics as this library.
 
     Raises:
-        HmoeError: if they are not.
+        HmoeError: if the versions differ.
     """
     version = getattr(algorithm, "version", 1)
     if config.algorithm_version == version:
@@ -127,7 +127,7 @@ def selected_path(folder: Path, mode: str) -> Path:
     """Return the file of the weights that an inference mode of a run selected.
 
     Args:
-        folder: of the run.
+        folder: folder of the run.
         mode: the inference mode, or 'last' for the weights after the last update.
 
     >>> selected_path(Path("runs/0123456789ab"), "last").name
@@ -145,8 +145,8 @@ def save_model(path: Path, algorithm, names: dict | None = None, **header: str):
     """Write the weights of an algorithm as sealed safetensors, atomically.
 
     Args:
-        path: the file; run and mode in its header are by default those of the path.
-        algorithm: whose weights are written.
+        path: the file. By default, run and mode in its header come from the path.
+        algorithm: the algorithm that has the weights.
         names: plain JSON for the header, such as the names of the classes.
         header: further entries of the header.
     """
@@ -166,11 +166,11 @@ def load_weights(path: Path, algorithm, origin: dict | None = None):
 
     Args:
         path: the file.
-        algorithm: which receives them.
-        origin: the 'run' and 'mode' that the file must name; default: those of `path`.
+        algorithm: the algorithm that receives them.
+        origin: the 'run' and 'mode' that the file must name. The default is taken from `path`.
 
     Raises:
-        HmoeError: if they are damaged, those of another run, mode or model, or not all finite.
+        HmoeError: if they are damaged, not all finite, or from another run, mode or model.
     """
     content = Path(path).read_bytes()
     try:
@@ -229,10 +229,10 @@ def read_data_shape(path: Path, config: RunConfig) -> DataShape:
 
     Args:
         path: the file of the weights.
-        config: of the run.
+        config: configuration of the run.
 
     Raises:
-        HmoeError: if the weights are not here or damaged.
+        HmoeError: if the weights are missing or damaged.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -260,10 +260,10 @@ def restore_model(record: dict, mode: str, path: Path, device="cpu", trust_code:
     """Build the model of a record and load its weights from a file.
 
     Args:
-        record: of the run.
+        record: record of the run.
         mode: the inference mode that the file must name, or 'last'.
         path: the file of the weights.
-        device: where the model is to be.
+        device: device of the model.
         trust_code: as in `restore_algorithm`.
 
     Returns:
@@ -274,7 +274,7 @@ def restore_model(record: dict, mode: str, path: Path, device="cpu", trust_code:
     """
     config = RunConfig.from_dict(record["config"])
     shape = read_data_shape(path, config)
-    if config.weights:  # replaced by the run's own below: its initial ones need not be here
+    if config.weights:  # the initial weights may be missing: the run's own replace them below
         config = config.replace(weights="random")
     algorithm = build_algorithm(config, shape, trust_code)
     load_weights(path, algorithm, {"run": record["run_id"], "mode": mode})
@@ -282,15 +282,15 @@ def restore_model(record: dict, mode: str, path: Path, device="cpu", trust_code:
 
 
 def _mode_of(record: dict, mode: str | None) -> str:
-    """Return `mode` if weights of it are kept; by default 'last' or else the first mode.
+    """Return `mode` if its weights are kept. The default is 'last', or else the first mode.
 
     Raises:
-        HmoeError: for another mode, and for a run that selected no model.
+        HmoeError: for another mode, and for a run without a selected model.
     """
     if record["status"] != "complete" or not record["selected"]:
         raise HmoeError(
             f"run {record['run_id']} has no selected model (status: {record['status']}).",
-            fix="another run; `hmoe runs` lists them.",
+            fix="another run (`hmoe runs` lists them).",
         )
     last = ["last"] if record.get("discovery") else []
     modes = [*last, *record["selected"], *record.get("in_domain", {})]
@@ -303,8 +303,8 @@ def find_run_weights(run_id: str, mode: str | None, store: RunStore) -> tuple[di
 
     Args:
         run_id: the id, or the beginning of it.
-        mode: an inference mode or 'last'; None: the default of `load_model`.
-        store: where the run is.
+        mode: an inference mode or 'last'. None takes the default of `load_model`.
+        store: the store that has the run.
 
     Returns:
         The record, the mode, and the file of the weights.
@@ -325,7 +325,7 @@ def load_model(
     device="cpu",
     trust_code: bool = False,
 ):
-    """Load the model of a finished run; its data are not needed.
+    """Load the model of a finished run, without its data.
 
     `apps.predict.load` adds the names of classes and experts, to predict for files.
 
@@ -333,17 +333,17 @@ def load_model(
         run_id: the id, or the beginning of it.
         mode: 'last' for the weights after the last update (the default if the run kept them, as
             runs with codes do), or an inference mode for the weights that it selected.
-        store: where the run is; None: the usual folder of runs.
-        device: where the model is to be.
-        trust_code: run the source of an algorithm that is kept in the store, though its file was
-            not named in this process.
+        store: the store that has the run. The default is the usual folder of runs.
+        device: device of the model.
+        trust_code: whether to run an algorithm's source from the store although its file was not
+            named in this process.
 
     Returns:
         The algorithm in evaluation mode, and the record.
 
     Raises:
-        HmoeError: for unknown runs and modes, for weights that are damaged or not here, and for
-            code that is not trusted.
+        HmoeError: for unknown runs and modes, for damaged or missing weights, and for code that is
+            not trusted.
     """
     record, mode, path = find_run_weights(run_id, mode, store or RunStore())
     algorithm, _ = restore_model(record, mode, path, device, trust_code)

@@ -24,7 +24,7 @@ from .run_config import GREEDY, RunOptions
 from .splits import SplitLists, find_splits
 
 # %% ../../nbs/05_training/03_protocols.ipynb #def-split-indices
-HOLDOUT = 0.2  # fraction of a domain that is not trained on, DomainBed's
+HOLDOUT = 0.2  # fraction of a domain that is not trained on (DomainBed's)
 
 
 def split_indices(size: int, trial_seed: int, domain: int) -> tuple[np.ndarray, np.ndarray]:
@@ -89,16 +89,16 @@ def select_training_domains(dataset: MultiDomainDataset, test_domains) -> list[s
 
 # %% ../../nbs/05_training/03_protocols.ipynb #def-labelled-images
 def domains_with_domain_labels(hparams: dict, domains: list[str]) -> list[str]:
-    """Return the training domains whose images have a domain label: those of `labelled_domains`.
+    """Return the training domains whose images have a domain label, from `labelled_domains`.
 
     An empty text means all training domains.
 
     Args:
-        hparams: hyper-parameters; `labelled_domains` is a text with commas.
+        hparams: hyper-parameters. `labelled_domains` is a text with commas.
         domains: the training domains.
 
     Raises:
-        HmoeError: for a name that is none of the training domains.
+        HmoeError: for a name that is not a training domain.
     """
     names = []
     for name in hparams.get("labelled_domains", "").split(","):
@@ -114,17 +114,17 @@ def draw_domain_labelled(
     """Draw the training images whose domain label an algorithm may use.
 
     Args:
-        hparams: hyper-parameters; `labelled_fraction` and `labelled_domains` decide.
+        hparams: hyper-parameters, of which `labelled_fraction` and `labelled_domains` are used.
         domains: the training domains.
-        inside: indices of the training images of each of them.
+        inside: indices of the training images of each training domain.
         trial_seed: seed of the draw, with the name of the domain.
 
     Returns:
-        For each training domain the indices of its labelled images; None if all images have a
+        For each training domain the indices of its labelled images, or None if all images have a
         label.
 
     Raises:
-        HmoeError: if `labelled_domains` names a domain that is no training domain.
+        HmoeError: if `labelled_domains` has a name that is not a training domain.
     """
     fraction = hparams.get("labelled_fraction", 1.0)
     labelled = domains_with_domain_labels(hparams, domains)
@@ -147,8 +147,8 @@ class Sampler:
         splits: indices of the training images of each training domain.
         batch_size: images of each domain in a batch.
         seed: seed of everything that is drawn.
-        pooled: whether the batch is drawn from the union of the domains instead; it has
-            `batch_size` times the number of domains images then.
+        pooled: whether the batch is drawn from the union of the domains instead. Such a batch has
+            `batch_size` times the number of domains images.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class Sampler:
         return self.generator.get_state()
 
     def load(self, state):
-        """Restore what `state` returned."""
+        """Restore a state that `state` returned."""
         self.generator.set_state(state)
 
     def seeds(self, indices: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -198,21 +198,21 @@ def request_batch(
     device="cpu",
     seeds: list[torch.Tensor] | None = None,
 ):
-    """Start loading a batch; return a callable that waits for it.
+    """Start loading a batch, and return a function that waits for it.
 
     Args:
-        dataset: if its images come from files, its helper processes begin to decode now.
+        dataset: the data set. If its images come from files, helper processes begin to decode.
         domains: names of domains.
         indices: for each domain, indices of its images (b,).
-        device: where the images are to be.
-        seeds: for each domain, seeds (b,) of the augmentation; None: not augmented.
+        device: device of the images.
+        seeds: for each domain, seeds (b,) of the augmentation. None means no augmentation.
 
     Returns:
         A function without arguments that returns the minibatches, as `make_batch` does.
     """
     domain_indices = [dataset.domain_index(d) for d in domains]
     label_device = dataset.labels[domain_indices[0]].device
-    if any(part.device != label_device for part in indices):  # carried over in one copy
+    if any(part.device != label_device for part in indices):  # moved in one copy
         sizes = [len(part) for part in indices]
         indices = on_device(torch.cat(list(indices)), label_device).split(sizes)
     if seeds is None:
@@ -240,8 +240,8 @@ def make_batch(
     Args:
         dataset: the data set.
         domains: names of domains.
-        indices: for each domain, indices of its images (b,); none for an empty minibatch.
-        device: where images and labels are to be.
+        indices: for each domain, indices of its images (b,). An empty one gives an empty minibatch.
+        device: device of images and labels.
 
     Returns:
         For each domain images (b, C, H, W) and labels (b,).
@@ -250,7 +250,7 @@ def make_batch(
 
 # %% ../../nbs/05_training/03_protocols.ipynb #def-validation-seeds
 def validation_seeds(count: int, trial_seed: int, domain: int, step: int) -> torch.Tensor:
-    """Draw seeds (count,) for augmented validation images, whatever was drawn before.
+    """Draw seeds (count,) for augmented validation images, independent of earlier draws.
 
     Args:
         count: number of images.
@@ -277,7 +277,7 @@ def run_seed(
         algorithm: name of the algorithm.
         test_indices: positions of the test domains.
         trial_seed: seed of the trial.
-        hparams_seed: seed of the random search; 0: default hyper-parameters.
+        hparams_seed: seed of the random search. 0 means default hyper-parameters.
         restart: 0, or the number of a restart, which DomainBed does not have.
 
     >>> run_seed("PACS", "ERM", [0], trial_seed=0)
@@ -290,10 +290,10 @@ def run_seed(
 
 
 def run_seed_of(run: RunOptions, test_indices: list[int]) -> int:
-    """Return `run_seed` of a run: for its algorithm, or for the one that `seed_as` names.
+    """Return `run_seed` of a run, for its algorithm or for the algorithm in `seed_as`.
 
     Args:
-        run: options of the run; with `domainbed_compat` the algorithm is spelled as in DomainBed.
+        run: options of the run. With `domainbed_compat` the algorithm is spelled as in DomainBed.
         test_indices: positions of its test domains.
     """
     algorithm = run.seed_as or run.algorithm
@@ -325,14 +325,14 @@ def evaluate(
     """Measure the accuracy of every inference mode on images of one domain.
 
     Args:
-        algorithm: in evaluation mode meanwhile, and put back afterwards.
+        algorithm: the model. It is in evaluation mode meanwhile, and restored afterwards.
         dataset: the data set.
         domain: name of the domain.
-        indices: of its images (n,).
-        device: where the algorithm is.
-        seeds: of the augmentation (n,); None: not augmented.
-        known_domain: index of the domain among the training domains, for `domain_modes`; None:
-            those modes are left out.
+        indices: indices of its images (n,).
+        device: device of the algorithm.
+        seeds: seeds of the augmentation (n,). None means no augmentation.
+        known_domain: index of the domain among the training domains, for `domain_modes`. None
+            leaves these modes out.
 
     Returns:
         mode -> accuracy, 0 to 1.
@@ -350,7 +350,7 @@ def evaluate(
     seeds_of_parts = [None] * len(parts)
     if seeds is not None:
         seeds_of_parts = seeds.split(EVALUATION_BATCH)
-    # Counted where the model is and read once, at the end: a GPU is not kept waiting.
+    # Counted on the model's device and read once, at the end, so that a GPU need not wait.
     hits = torch.zeros(len(modes), dtype=torch.long, device=device)
     for part, part_seeds in zip(parts, seeds_of_parts):
         y = on_device(labels[part], device)
@@ -365,7 +365,7 @@ def parse_evaluate_option(text: str) -> tuple[str, int | None]:
     """Split the option `evaluate` into its policy and its limit of validation images.
 
     Returns:
-        'selection' or 'all', and the most validation images of each training domain or None.
+        'selection' or 'all', and the limit of validation images in each training domain, or None.
 
     >>> parse_evaluate_option("selection"), parse_evaluate_option("all:500")
     (('selection', None), ('all', 500))
@@ -382,7 +382,7 @@ class DomainBedProtocol:
         run: `RunOptions` or `RunConfig`.
     """
 
-    defaults = {}  # hyper-parameters that the protocol sets if nothing else is given
+    defaults = {}  # hyper-parameters that the protocol sets unless the user does
     image_defaults = {}  # the same for options of images
     steps = 5001
 
@@ -398,7 +398,7 @@ class DomainBedProtocol:
         for name in ("epochs", "splits"):
             if getattr(self.run, name) is not None:
                 raise HmoeError(
-                    f"{name} belong to DMG's protocol; DomainBed's draws batches with replacement, "
+                    f"{name} belong to DMG's protocol. DomainBed's draws batches with replacement, "
                     "from splits by trial seed.",
                     fix=f"protocol dmg, or leave {name} out.",
                     setting=name,
@@ -409,12 +409,12 @@ class DomainBedProtocol:
         return make_splits(data, self.run.trial_seed)
 
     def length(self, data, batch_size: int, frequency: int) -> tuple[int, int]:
-        """Return the number of updates, and of updates between checkpoints.
+        """Return the number of updates, and the number of updates between checkpoints.
 
         Args:
             data: the data set.
             batch_size: images in a batch.
-            frequency: updates between checkpoints that the data set has by default.
+            frequency: the data set's default number of updates between checkpoints.
         """
         steps = self.run.steps or self.steps
         return steps, self.run.checkpoint_frequency or frequency
@@ -434,10 +434,10 @@ class DomainBedProtocol:
         return step % self.run.checkpoint_frequency == 0 or step == self.run.steps - 1
 
     def parts(self, splits: dict, improved: bool, last: bool) -> list[tuple[str, str]]:
-        """List what to evaluate at a checkpoint besides the validation parts.
+        """List what to evaluate at a checkpoint, apart from the validation parts.
 
-        With the policy 'selection' it is part 'in' of the test domains, if the validation accuracy
-        improved or training ends. With 'all' it is also what else the splits have.
+        The policy 'selection' adds part 'in' of the test domains, if the validation accuracy
+        improved or training ends. The policy 'all' adds all other parts of the splits.
 
         Args:
             splits: domain -> part -> indices.
@@ -468,7 +468,7 @@ class DomainBedProtocol:
         return algorithm.modes, None
 
     def record(self, splits: dict, batch_size: int) -> dict:
-        """Return what a record says about the protocol it followed; here nothing.
+        """Return entries for a record about the protocol that it followed. Here it is empty.
 
         Args:
             splits: domain -> part -> indices.
@@ -513,7 +513,7 @@ def split_train_val(
 
 # %% ../../nbs/05_training/03_protocols.ipynb #def-dmg-splits
 def _target_images(lists: dict[str, torch.Tensor], size: int) -> torch.Tensor:
-    """Return the images of a target domain: its test list, else all listed ones, else all."""
+    """Return the images of a target domain: its test list, else all listed images, else all."""
     if "test" in lists:
         return lists["test"]
     if lists:
@@ -524,7 +524,7 @@ def _target_images(lists: dict[str, torch.Tensor], size: int) -> torch.Tensor:
 def _source_parts(
     lists: dict[str, torch.Tensor], size: int, trial_seed: int, position: int
 ) -> dict[str, torch.Tensor]:
-    """Divide a source domain: part of a list -> indices; what has no list is drawn."""
+    """Divide a source domain: part of a list -> indices. A part without a list is drawn."""
     if not lists:
         train, validation, test = three_parts(size, trial_seed, position)
         return {
@@ -548,11 +548,11 @@ def dmg_splits(
         data: the data set.
         trial_seed: seed of the parts that are drawn.
         test_domains: names of the target domains.
-        lists: the official split; None: drawn from the trial seed.
+        lists: the official split. None draws the split from the trial seed.
 
     Returns:
         domain -> part -> indices. A source domain has 'in', 'out' and, if it has test images,
-        'test'. A target domain has 'in': its test list, else all that is listed, else all images.
+        'test'. A target domain has 'in': its test list, else all listed images, else all images.
 
     Raises:
         HmoeError: for a source domain without validation images.
@@ -569,7 +569,7 @@ def dmg_splits(
         if len(parts["val"]) == 0:
             raise HmoeError(
                 f"{data.name}: domain {domain!r} has {plural(size, 'image')}, "
-                "too few for a tenth of those that are not for testing.",
+                "too few for a tenth of the images outside the test part.",
                 fix=f"more images, or a list {domain}_val.txt.",
             )
         splits[domain] = {names[part]: indices for part, indices in parts.items()}
@@ -577,7 +577,7 @@ def dmg_splits(
 
 # %% ../../nbs/05_training/03_protocols.ipynb #def-epoch-length
 def epoch_length(images: int, batch_size: int) -> int:
-    """Return the number of updates in an epoch; the last batch may be smaller.
+    """Return the number of updates in an epoch, whose last batch may be smaller.
 
     >>> epoch_length(images=130, batch_size=64)
     3
@@ -586,9 +586,10 @@ def epoch_length(images: int, batch_size: int) -> int:
 
 # %% ../../nbs/05_training/03_protocols.ipynb #def-epoch-sampler
 class EpochSampler(Sampler):
-    """Batches of indices in which each image comes once in an epoch.
+    """Endless batches of random indices that show each image once in an epoch.
 
-    A batch is a list with one tensor per training domain, empty if the batch has none of it.
+    A batch is a list with one tensor per training domain. A tensor is empty if the batch has no
+    image of its domain.
 
     Args:
         splits: indices of the training images of each training domain.
@@ -628,7 +629,7 @@ class EpochSampler(Sampler):
         return {"drawn": self.drawn}
 
     def load(self, state):
-        """Restore what `state` returned."""
+        """Restore a state that `state` returned."""
         self.drawn = state["drawn"]
 
 # %% ../../nbs/05_training/03_protocols.ipynb #def-dmg
@@ -640,7 +641,7 @@ class DMGProtocol(DomainBedProtocol):
     epochs = 50
 
     def check(self):
-        """Refuse options of DomainBed's protocol, and two lengths.
+        """Refuse options of DomainBed's protocol, and a length given twice.
 
         Raises:
             HmoeError: for a sampler, for `domainbed_compat`, or if both updates and epochs are
@@ -655,7 +656,7 @@ class DMGProtocol(DomainBedProtocol):
             label = f"the sampler {run.sampler}"
         if run.sampler != "domain" or run.domainbed_compat:
             raise HmoeError(
-                f"{label} belongs to DomainBed's protocol; DMG's mixes its batches in one way.",
+                f"{label} belongs to DomainBed's protocol. DMG's has one way to mix its batches.",
                 fix="leave it out, or protocol domainbed.",
                 setting=setting,
             )
@@ -667,7 +668,7 @@ class DMGProtocol(DomainBedProtocol):
             )
 
     def splits(self, data) -> dict[str, dict[str, torch.Tensor]]:
-        """Divide the data as `dmg_splits` does, by the lists of the run if it names some."""
+        """Divide the data as `dmg_splits` does, by the lists of the run if it has any."""
         lists = find_splits(self.run.splits, data) if self.run.splits else None
         return dmg_splits(data, self.run.trial_seed, self.run.test_domains, lists)
 
@@ -680,7 +681,7 @@ class DMGProtocol(DomainBedProtocol):
         return epoch_length(images, batch_size)
 
     def length(self, data, batch_size: int, frequency: int) -> tuple[int, int]:
-        """Return the number of updates, and of updates between checkpoints: by default an epoch.
+        """Return the number of updates, and of updates between checkpoints (default: an epoch).
 
         Args:
             data: the data set.
@@ -704,12 +705,12 @@ class DMGProtocol(DomainBedProtocol):
     def is_checkpoint(self, step: int) -> bool:
         """Return whether the model is evaluated after update `step`, from 0 to steps - 1.
 
-        It is after each epoch and at the end, and not after the first update as in DomainBed.
+        That is after each epoch and at the end. DomainBed also evaluates after the first update.
         """
         return (step + 1) % self.run.checkpoint_frequency == 0 or step == self.run.steps - 1
 
     def parts(self, splits: dict, improved: bool, last: bool) -> list[tuple[str, str]]:
-        """List what to evaluate after an epoch besides the validation parts.
+        """List what to evaluate after an epoch, apart from the validation parts.
 
         Args:
             splits: domain -> part -> indices.
@@ -734,15 +735,15 @@ class DMGProtocol(DomainBedProtocol):
     def modes(self, algorithm) -> tuple[tuple[str, ...], str | None]:
         """Return the inference modes, and the mode that selects for all of them.
 
-        Modes of a known domain are among them. If greedy masks are, they select; otherwise each
-        mode selects its own checkpoint.
+        The modes include those of a known domain. Greedy masks select if the algorithm has them.
+        Otherwise each mode selects its own checkpoint.
         """
         domain_modes = tuple(getattr(algorithm, "domain_modes", ()))
         selection_mode = GREEDY if GREEDY in domain_modes else None
         return (*algorithm.modes, *domain_modes), selection_mode
 
     def record(self, splits: dict, batch_size: int) -> dict:
-        """Return what a record says about the protocol it followed.
+        """Return entries for a record about the protocol that it followed.
 
         Args:
             splits: domain -> part -> indices.

@@ -46,7 +46,7 @@ _COMPUTING_PACKAGES = (
 
 
 class OtherVersions(HmoeError):
-    """Error: a state was saved under other versions of the packages that compute."""
+    """Error for a state that was saved under other versions of the packages that compute."""
 
 
 def _in_words(part: dict, names) -> str:
@@ -59,12 +59,12 @@ def with_current_part(
 ) -> list[dict]:
     """Add this process to the parts of a run, if it differs from the last part.
 
-    A part says what some updates were computed with: the version of each package that computes,
-    and the device.
+    A part is a sequence of updates on one device and with one version of each package that
+    computes. It is described by this device and these versions.
 
     Args:
         parts: the parts so far.
-        device: on which this process trains.
+        device: device on which this process trains.
         resume_anyway: whether other versions of packages are allowed.
         label: name of the state in error messages, its path.
 
@@ -72,7 +72,7 @@ def with_current_part(
         The parts, with one more for this process if it differs from the last one.
 
     Raises:
-        OtherVersions: for other versions, unless `resume_anyway`; it names both.
+        OtherVersions: for other versions, unless `resume_anyway`. It names both.
     """
     installed = versions()
     current = {name: installed[name] for name in _COMPUTING_PACKAGES}
@@ -84,16 +84,16 @@ def with_current_part(
     if changed and not resume_anyway:
         raise OtherVersions(
             f"the state {label} was saved with {_in_words(last, changed)}, and here is "
-            f"{_in_words(current, changed)}: the run would be none of either.",
-            fix="the versions of then; or --resume-anyway (hmoe train, sweep and reproduce; "
-            "run(..., resume_anyway=True)), which the record names; or remove the state, and "
-            "the run starts again.",
+            f"{_in_words(current, changed)}: the run would mix both.",
+            fix="install the versions of the state, or remove the state to start again, or use "
+            "--resume-anyway (hmoe train, sweep and reproduce) or run(..., resume_anyway=True), "
+            "which the record names.",
         )
     return parts if last == current else [*parts, current]
 
 
 def _resumed_from(parts: list[dict]) -> dict[str, str]:
-    """Return the entry of a record's environment about all parts but the last, if there are any."""
+    """Return the entry of a record's environment about the parts before the last, or {}."""
     earlier = [_in_words(part, part) for part in parts[:-1]]
     return {"resumed_from": "; then ".join(earlier)} if earlier else {}
 
@@ -130,17 +130,17 @@ def _is_state(saved) -> bool:
 def _read_state(path: Path, run_id: str, device="cpu", resume_anyway: bool = False) -> dict:
     """Read the saved state of a run if this very version of the library wrote it.
 
-    A state that is damaged or another run's is set aside.
+    A state that is damaged or belongs to another run is set aside.
 
     Args:
         path: the file.
-        run_id: of the run.
-        device: on which the run continues.
+        run_id: id of the run.
+        device: device on which the run continues.
         resume_anyway: as in `with_current_part`.
 
     Returns:
-        'trainer', the state of the trainer (None if there is nothing to resume from); 'spent'
-        seconds; and the 'parts' so far, this process included.
+        'trainer', the state of the trainer (None to start from the beginning), 'spent' seconds,
+        and the 'parts' so far, this process included.
 
     Raises:
         OtherVersions: as `with_current_part`.
@@ -164,7 +164,7 @@ def _read_state(path: Path, run_id: str, device="cpu", resume_anyway: bool = Fal
 
 
 def _save_state(path: Path, trainer_state: dict, spent: float, run_id: str, parts: list[dict]):
-    """Write the state of a trainer, with the seconds spent and what it was computed with."""
+    """Write the state of a trainer, with the seconds spent and the parts of the run."""
     save_state(
         path,
         {
@@ -182,11 +182,11 @@ class _Session:
     """Arguments of one call of `run`, and its access to the saved state."""
 
     config: RunConfig
-    folder: Path  # of the run
+    folder: Path  # folder of the run
     device: object
     data_dir: str | None
-    notify: Callable  # of (kind, detail)
-    on_step: Callable | None  # of (updates done, updates in all)
+    notify: Callable  # function of (kind, detail)
+    on_step: Callable | None  # function of (updates done, updates in all)
     resume_anyway: bool
     trust_code: bool
 
@@ -219,9 +219,9 @@ def _train_to_end(session: _Session, trainer: Trainer, started: float, parts: li
 
     Args:
         session: the call of `run`.
-        trainer: of the run.
-        started: when the run would have begun without interruptions, in seconds.
-        parts: what the parts of the run are computed with.
+        trainer: trainer of the run.
+        started: time at which the run would have begun without interruptions, in seconds.
+        parts: devices and versions of the parts of the run (see `with_current_part`).
     """
     while trainer.step < session.config.steps:
         trainer.update()
@@ -248,7 +248,7 @@ def _measure(trainer: Trainer, folder: Path) -> dict:
 
 
 def _in_domain_entries(trainer: Trainer) -> dict:
-    """Return the entries of a record about images of the training domains; {} if there are none."""
+    """Return the entries of a record about test images of the training domains, or {}."""
     accuracies = in_domain_accuracy(
         trainer.checkpoints, trainer.config.test_domains, trainer.modes, trainer.selection_mode
     )
@@ -259,7 +259,7 @@ def _in_domain_entries(trainer: Trainer) -> dict:
 
 
 def _train(session: _Session) -> dict:
-    """Train from the beginning or from the saved state; return the measured part of the record."""
+    """Train from the beginning or the saved state, and return the measured part of the record."""
     config = session.config
     data = build_dataset(config, session.data_dir).to(session.device)
     trainer = Trainer(config, data, session.device)
@@ -290,7 +290,7 @@ def _train(session: _Session) -> dict:
 
 # %% ../../nbs/05_training/12_run.ipynb #def-train-toy
 def _train_toy(session: _Session) -> dict:
-    """Train the toy regression; return the measured part of the record, as `_train`."""
+    """Train the toy regression, and return the measured part of the record, as `_train`."""
     config = session.config
     saved = session.read_state()
     parts = saved["parts"]
@@ -321,11 +321,11 @@ def _record(config: RunConfig, status: str, reason: str | None, measured: dict, 
     """Return the record of a run that ended now on this machine.
 
     Args:
-        config: of the run.
+        config: configuration of the run.
         status: 'complete' or 'failed'.
         reason: why it failed, or None.
-        measured: further entries; 'parts' says what the run was computed with.
-        device: on which it was trained.
+        measured: further entries. 'parts' has the devices and versions of its parts.
+        device: device on which it was trained.
     """
     measured = dict(measured)
     parts = measured.pop("parts", [])
@@ -356,16 +356,16 @@ def without_paths(text: str, **folders) -> str:
     """Remove absolute paths from a text that may be published.
 
     Args:
-        text: such as an error message.
-        folders: name -> folder; a path below one of them begins with its name in brackets. Of any
-            other path '(outside)/' and the last name remain.
+        text: a text, such as an error message.
+        folders: name -> folder. A path below one of them begins with the name in brackets. Any
+            other path is cut to '(outside)/' and its last name.
 
     >>> without_paths("cannot read /store/runs/0123 and '/my disk/1.jpg'", runs="/store/runs")
     "cannot read (runs)/0123 and '(outside)/1.jpg'"
     """
     longest_first = sorted(folders.items(), key=lambda item: -len(str(item[1])))
     for name, folder in longest_first:
-        if len(Path(folder).parts) > 1:  # the top of the disk is nobody's folder
+        if len(Path(folder).parts) > 1:  # not the root of the disk
             text = re.sub(re.escape(str(folder)) + _PATH_ENDS, f"({name})", text)
 
     def shortened(match):
@@ -378,7 +378,7 @@ def without_paths(text: str, **folders) -> str:
 
 # %% ../../nbs/05_training/12_run.ipynb #def-failed-record
 def _measured_so_far(folder: Path, run_id: str) -> dict:
-    """Return the checkpoints of a failed run that its state has, and the parts before it.
+    """Return the checkpoints in the state of a failed run, and the parts of the run.
 
     The result is empty if the folder has no state of this run.
     """
@@ -399,14 +399,14 @@ def _measured_so_far(folder: Path, run_id: str) -> dict:
 def failed_record(
     config: RunConfig, folder: Path, reason: str, device="cpu", data_dir=None
 ) -> dict:
-    """Return the record of a run that ended without a result, with what it had measured.
+    """Return the record of a run that ended without a result, with its checkpoints so far.
 
     Args:
-        config: of the run.
-        folder: of the run.
-        reason: why it failed; absolute paths are removed.
-        device: on which it was trained.
-        data_dir: folder of data sets; None: HMOE_DATA, or `data/`.
+        config: configuration of the run.
+        folder: folder of the run.
+        reason: why it failed. Absolute paths are removed.
+        device: device on which it was trained.
+        data_dir: folder of data sets. The default is HMOE_DATA, or `data/`.
     """
     public_reason = without_paths(
         reason,
@@ -424,7 +424,7 @@ def _attempt(session: _Session) -> dict:
 
     Raises:
         OSError: if the disk is full.
-        OtherVersions: for a state that is not resumed from.
+        OtherVersions: for a state of other versions, unless it is resumed anyway.
     """
     config = session.config
     train = _train_toy if config.dataset == TOY else _train
@@ -456,20 +456,20 @@ def run(
     """Train the run of a configuration, or resume it, and return its record.
 
     Args:
-        config: of the run.
-        store: where records, weights and states are kept; None: the usual folder of runs.
+        config: configuration of the run.
+        store: store of records, weights and states. The default is the usual folder of runs.
         device: 'auto', 'cpu', 'cuda', ... or a torch.device.
-        data_dir: folder of data sets; None: HMOE_DATA, or `data/`.
+        data_dir: folder of data sets. The default is HMOE_DATA, or `data/`.
         on_step: function of (updates done, updates in all), called after each update.
         on_event: function of (kind, config, detail), one more logger (`training.loggers`) next to
-            those of `CONFIG`.
-        resume_anyway: resume also from a state that was saved under other versions of PyTorch, as
-            `CONFIG.resume_anyway`.
-        trust_code: run the source of an algorithm that is kept with the runs, though its file was
-            not named in this process.
+            the loggers of `CONFIG`.
+        resume_anyway: whether to resume even if the state was saved under other versions of
+            PyTorch, as `CONFIG.resume_anyway`.
+        trust_code: whether to run an algorithm's source that is kept with the runs although its
+            file was not named in this process.
 
     Returns:
-        The record; its status is 'failed' if the run failed, with the reason. None if another
+        The record. Its status is 'failed' if the run failed, with the reason. None if another
         process has locked the run.
 
     Raises:

@@ -17,14 +17,14 @@ from ..core.errors import HmoeError, plural
 
 # %% ../../nbs/05_training/01_run_config.ipynb #def-checked
 TOY = "SineIntervals"  # the data set of the toy regression
-GREEDY = "greedy"  # the mode that selects for a run of DMG's protocol, where it has one
+GREEDY = "greedy"  # the mode that selects in DMG's protocol, if the algorithm has it
 Count = Annotated[int, Field(ge=1, le=10**9)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Pixels = Annotated[int, Field(ge=1, le=8192)]
 
 
 def _tuple_of_names(value):
-    """Convert a list to a tuple of texts; leave anything else for pydantic to refuse."""
+    """Convert a list to a tuple of texts. Other values are left for pydantic to refuse."""
     if isinstance(value, list):
         return tuple(str(name) for name in value)
     return value
@@ -40,10 +40,10 @@ class Checked(BaseModel):
 
     @classmethod
     def of(cls, **options):
-        """Build the model of these values.
+        """Build the model from these values.
 
         Raises:
-            HmoeError: for the first wrong, missing or unknown value; it says what is valid.
+            HmoeError: for the first wrong, missing or unknown value. It says what is valid.
         """
         try:
             return cls(**options)
@@ -51,7 +51,7 @@ class Checked(BaseModel):
             raise option_error(error, cls) from None
 
     def replace(self, **changes):
-        """Return a copy in which some fields are changed; all of it is checked again.
+        """Return a copy with some fields changed. All fields are checked again.
 
         Raises:
             HmoeError: as `of`.
@@ -61,14 +61,14 @@ class Checked(BaseModel):
 
 # %% ../../nbs/05_training/01_run_config.ipynb #def-run-options
 def _optional_text(value):
-    """Convert a value to text; None and '' stay, as the absence of one."""
+    """Convert a value to text, but keep None and '', which mean that it is absent."""
     return str(value) if value else value
 
 
 class RunOptions(Checked):
-    """Options that a user may set for one run; None follows from the data or the protocol.
+    """Options that a user may set for one run. None follows from the data or the protocol.
 
-    A field that is excluded says how another field is found, and is no part of a run's name.
+    An excluded field only helps to find another one, and is not part of a run's name.
 
     >>> options = RunOptions(algorithm="ERM", dataset="PACS", test_domains=["sketch"])
     >>> options.test_domains, options.steps, options.protocol
@@ -79,40 +79,41 @@ class RunOptions(Checked):
         description="A name of `hmoe list --algorithms`, file.py:Name or domainbed:NAME."
     )
     dataset: str = Field(description="A name of `hmoe list --datasets`, or a folder of images.")
-    test_domains: NameTuple = Field((), description="The domain that is held out; repeatable.")
-    trial_seed: Seed = Field(0, description="Trial seed: of the split and of all draws.")
-    restart: Seed = Field(0, description="Draws other weights and batches on the same split.")
-    hparams: dict[str, Any] = Field({}, description="Hyper-parameters, also of images.")
+    test_domains: NameTuple = Field((), description="Held-out domain (repeatable).")
+    trial_seed: Seed = Field(0, description="Seed of the split and of all draws.")
+    restart: Seed = Field(0, description="Draw other weights and batches on the same split.")
+    hparams: dict[str, Any] = Field({}, description="Hyper-parameters, and options of images.")
     network: str | None = Field(
         None,
-        description="Name of the network, also timm:NAME; default: the algorithm's, mnist_cnn for "
+        description="Name of the network, or timm:NAME. Default: the algorithm's, mnist_cnn for "
         "digits, resnet50 for image files.",
     )
-    resolution: Pixels | None = Field(None, description="Pixels a side; default: of the data set.")
-    steps: Count | None = Field(None, description="Number of updates; default: 5001.")
+    resolution: Pixels | None = Field(None, description="Pixels a side. Default: the data set's.")
+    steps: Count | None = Field(None, description="Number of updates. Default: 5001.")
     epochs: Count | None = Field(
-        None, exclude=True, description="With protocol dmg, instead of --steps; default: 50."
+        None, exclude=True, description="With protocol dmg, instead of --steps. Default: 50."
     )
     checkpoint_frequency: Count | None = Field(None, description="Updates between evaluations.")
     sampler: Literal["domain", "pooled"] = Field(
-        "domain", description="domain: a batch of each training domain; or pooled."
+        "domain", description="domain (a batch of each training domain) or pooled."
     )
     evaluate: str = Field(
         "selection",
         pattern=r"^(selection|all)(:[1-9]\d*)?$",
-        description="selection or all; selection:2000 uses up to 2000 validation images a domain.",
+        description="selection or all. selection:2000 uses up to 2000 validation images a domain.",
     )
     precision: Literal["float32", "bf16", "float32-compile", "bf16-compile", "tf32"] = Field(
-        "float32", description="float32 or bf16, both also with -compile; tf32 on a GPU."
+        "float32", description="float32, bf16, either of them with -compile, or tf32 (on a GPU)."
     )
     protocol: Literal["domainbed", "dmg"] = Field(
-        "domainbed", description="domainbed; or dmg, epochs of mixed batches of 64."
+        "domainbed", description="domainbed, or dmg (epochs of mixed batches of 64)."
     )
     splits: Annotated[str | None, BeforeValidator(_optional_text)] = Field(
         None, description="With protocol dmg: folder of lists such as art_train.txt."
     )
     hparams_seed: Seed = Field(
-        0, description="0: default hyper-parameters; else DomainBed's random trial of this seed."
+        0,
+        description="0: default hyper-parameters. Otherwise DomainBed's random trial of this seed.",
     )
     domainbed_compat: bool = Field(
         False,
@@ -121,15 +122,16 @@ class RunOptions(Checked):
         "limits evaluation.",
     )
     seed_as: str | None = Field(
-        None, description="Take weights and batches of this algorithm's seed, to share them."
+        None, description="Use this algorithm's seed, to share its weights and batches."
     )
     determinism: Literal["native", "portable"] = Field(
-        "native", description="native; or portable, equal bits on every x86-64 processor with AVX2."
+        "native",
+        description="native, or portable (bitwise identical on every x86-64 processor with AVX2).",
     )
     measure: Literal["", "spectra", "clusters", "groups", "codes"] = Field(
         "",
         description="Also measure spectra, clusters, groups (the expert of each validation image) "
-        "or codes (where they lie at each checkpoint).",
+        "or codes (their positions at each checkpoint).",
     )
 
 # %% ../../nbs/05_training/01_run_config.ipynb #def-explained
@@ -143,12 +145,12 @@ def option_error(error: ValidationError, model: type[BaseModel], extra_names=())
     """Convert the first problem that pydantic found to an `HmoeError`.
 
     Args:
-        error: what pydantic raised.
+        error: the error of pydantic.
         model: the model whose fields were checked.
-        extra_names: names that are valid besides the fields of the model.
+        extra_names: valid names other than the fields of the model.
 
     Returns:
-        The error; its `setting` is the field at fault.
+        The error. Its `setting` is the field at fault.
     """
     problem = error.errors()[0]
     location = problem["loc"]
@@ -183,16 +185,16 @@ class RunConfig(RunOptions):
     'ERM on DigitDomains, test sketch, seed 0'
     """
 
-    dataset_fingerprint: str = Field(description="Of the images and labels themselves.")
+    dataset_fingerprint: str = Field(description="Fingerprint of the images and labels.")
     network: str = "mnist_cnn"
-    weights: str | None = Field(None, description="The network starts from these; None: none.")
+    weights: str | None = Field(None, description="Initial weights, if the network has a choice.")
     resolution: Pixels = 28
     steps: Count = 5001
     checkpoint_frequency: Count = 300
-    images: dict[str, Any] | None = Field(None, description="How files become images.")
-    splits: str | None = Field(None, description="Hash of the lists; None: by trial seed.")
-    algorithm_source: str | None = Field(None, description="Hash of an algorithm of one's own.")
-    algorithm_version: Count = Field(1, description="Of the algorithm's mathematics.")
+    images: dict[str, Any] | None = Field(None, description="Options for reading images.")
+    splits: str | None = Field(None, description="Hash of the lists. None: by trial seed.")
+    algorithm_source: str | None = Field(None, description="Hash of a user's algorithm.")
+    algorithm_version: Count = Field(1, description="Version of the algorithm's mathematics.")
 
     def to_dict(self) -> dict:
         """Return all fields as plain JSON types."""
@@ -211,8 +213,8 @@ class RunConfig(RunOptions):
     def run_id(self) -> str:
         """Name of the run: the first 12 hexadecimal digits of a SHA-256.
 
-        The hash is that of the canonical JSON of all fields that differ from their defaults, so
-        an option that is added to the library renames no run.
+        It hashes the canonical JSON of all fields that differ from their defaults, so a new option
+        of the library renames no run.
         """
         changed_fields = self.model_dump(mode="json", exclude_defaults=True)
         canonical = json.dumps(changed_fields, sort_keys=True, separators=(",", ":"))

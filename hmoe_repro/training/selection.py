@@ -15,9 +15,9 @@ from .run_config import GREEDY
 
 # %% ../../nbs/05_training/04_selection.ipynb #def-validation-accuracy
 def _mean(values) -> float:
-    """Return the mean, added one value after the other.
+    """Return the mean of some values, which are added one after the other.
 
-    Python 3.12 and later round `sum` in another way, and a tie would select another checkpoint.
+    Python 3.12 and later round `sum` in another way, so a tie could select another checkpoint.
     """
     return functools.reduce(operator.add, values) / len(values)
 
@@ -27,7 +27,7 @@ def validation_accuracy(accuracies: dict, test_domains, mode: str) -> float:
 
     Args:
         accuracies: domain -> split -> mode -> accuracy, 0 to 1.
-        test_domains: names of the domains that are left out.
+        test_domains: names of the domains to leave out.
         mode: the inference mode.
 
     >>> accuracies = {"a": {"out": {"default": 0.5}}, "b": {"out": {"default": 1.0}}}
@@ -82,11 +82,11 @@ def training_domain_validation(
     """Select a checkpoint by training-domain validation (DomainBed's IIDAccuracySelectionMethod).
 
     Args:
-        checkpoints: those of a run, each with 'step' and 'accuracies'.
+        checkpoints: the checkpoints of a run, each with 'step' and 'accuracies'.
         test_domains: names of the test domains.
         modes: inference modes to select for.
-        selection_mode: the mode whose validation accuracy selects for all modes (DMG); None: each
-            mode selects for itself.
+        selection_mode: the mode whose validation accuracy selects for all modes (DMG). None lets
+            each mode select for itself.
 
     Returns:
         mode -> {step, validation_accuracy, test_accuracy} of the checkpoint with the best
@@ -116,13 +116,13 @@ def in_domain_accuracy(
     """Report the accuracy on the *test* parts of the training domains (DMG, section 4.1).
 
     Args:
-        checkpoints: those of a run, each with 'step' and 'accuracies'.
+        checkpoints: the checkpoints of a run, each with 'step' and 'accuracies'.
         test_domains: names of the test domains.
         modes: inference modes to report.
         selection_mode: as in `training_domain_validation`, which selects the checkpoint.
 
     Returns:
-        mode -> {step, validation_accuracy, accuracy, domains}: 'domains' is domain -> accuracy,
+        mode -> {step, validation_accuracy, accuracy, domains}. 'domains' is domain -> accuracy, and
         'accuracy' their unweighted mean. Empty if no domain has a *test* part.
     """
     reported = {}
@@ -147,8 +147,8 @@ def protocol_name(record: dict) -> str:
 def selection_mode_of(run: dict) -> str | None:
     """Return the mode whose validation accuracy selects for all modes of a record.
 
-    That is the mode of greedy masks under DMG's protocol, if the algorithm has one. None means
-    that each mode selects for itself.
+    Under DMG's protocol it is the mode of greedy masks, if the algorithm has them. None means that
+    each mode selects for itself.
     """
     if protocol_name(run) != "dmg":
         return None
@@ -159,7 +159,7 @@ def selection_mode_of(run: dict) -> str | None:
 
 # %% ../../nbs/05_training/04_selection.ipynb #def-recomputed-selection
 def _evaluated_modes(checkpoints: list[dict], test_domains) -> tuple[list[str], list[str]]:
-    """List the modes evaluated on a test domain, and those evaluated on a *test* part."""
+    """List the modes evaluated on a test domain, and the modes evaluated on a *test* part."""
     tested = {}
     in_domain = {}
     for checkpoint in checkpoints:
@@ -174,7 +174,7 @@ def differing_selection(record: dict) -> str | None:
     """Return the entry of a complete record that does not follow from its checkpoints.
 
     Returns:
-        'selected' or 'in_domain'; None if both follow, and for the toy, which selects nothing.
+        'selected' or 'in_domain'. None if both follow, and for the toy, which selects nothing.
     """
     checkpoints = record["checkpoints"]
     test_domains = record["config"].get("test_domains")
@@ -228,7 +228,7 @@ def _runs_of_pairs(runs: list[dict], test: str, domains: list[str]) -> dict[str,
     """Find for each domain the first run that held out that domain and the test domain.
 
     Raises:
-        HmoeError: if there is none for some of the domains; it names them all.
+        HmoeError: if domains have no such run. It names all of them.
     """
     pairs = {}
     for run in runs:
@@ -240,8 +240,8 @@ def _runs_of_pairs(runs: list[dict], test: str, domains: list[str]) -> dict[str,
     if missing:
         command = f"hmoe train --test-domain {test} --test-domain {missing[0]} --evaluate all"
         raise HmoeError(
-            f"leave-one-domain-out on {test} needs runs that held out {test} and one more; "
-            f"missing: {', '.join(f'{test}+{domain}' for domain in missing)}.",
+            f"leave-one-domain-out on {test} needs runs that held out {test} and one more "
+            f"(missing: {', '.join(f'{test}+{domain}' for domain in missing)}).",
             fix=f"train them (`{command}`).",
         )
     return pairs
@@ -251,7 +251,7 @@ def _score_by_pairs(run: dict, runs: list[dict], test: str, mode: str):
     """Score checkpoints of a run by the runs that held out the test domain and another one.
 
     Returns:
-        The checkpoints whose step all these runs have, and their mean accuracies on the *in*
+        The checkpoints whose step all these runs share, and their mean accuracies on the *in*
         parts of the other domains.
 
     Raises:
@@ -307,7 +307,7 @@ def _refuse_protocols(records: list[dict], rule: str):
         )
     if "dmg" in protocols and rule != RULES[0]:
         raise HmoeError(
-            f"the rule {rule} is DomainBed's; DMG's protocol selects by its training domains "
+            f"the rule {rule} is DomainBed's. DMG's protocol selects by its training domains "
             "alone.",
             fix=f"the rule {RULES[0]}.",
         )
@@ -352,8 +352,8 @@ def select_model(
         mode: the inference mode.
 
     Returns:
-        {run_id, step, validation, test_accuracy, hparams_seed}; 'validation' is the score by which
-        the rule chose.
+        {run_id, step, validation, test_accuracy, hparams_seed}. The rule chose by the score
+        'validation'.
 
     Raises:
         HmoeError: for an unknown rule or mode, for runs of two protocols, and for runs or

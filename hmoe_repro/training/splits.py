@@ -28,7 +28,7 @@ def list_files(folder) -> dict[tuple[str, str], Path]:
     """Find the lists of a split in a folder.
 
     Returns:
-        (domain, part) -> file; a part is one of `LIST_PARTS`.
+        (domain, part) -> file. A part is one of `LIST_PARTS`.
 
     Raises:
         HmoeError: if the folder cannot be read, holds no list, or holds two for one domain and
@@ -40,7 +40,7 @@ def list_files(folder) -> dict[tuple[str, str], Path]:
     except OSError as error:
         raise HmoeError(
             f"the folder of lists {folder} cannot be read ({error.strerror}).",
-            fix="a folder with DOMAIN_train.txt, and if there are any _val.txt and _test.txt.",
+            fix="a folder with DOMAIN_train.txt and, if they exist, _val.txt and _test.txt.",
         ) from None
     files = {}
     for name in names:
@@ -71,8 +71,8 @@ def read_list(path: Path) -> list[tuple[str, str]]:
         (image, label) of each line that is not empty.
 
     Raises:
-        HmoeError: with the number of the line, for anything else than a path and a whole number;
-            and for a file without images or that is no text.
+        HmoeError: for a line other than a path and a whole number (with the number of the line),
+            and for a file without images or not in UTF-8.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
@@ -126,10 +126,10 @@ def _refuse_images(lines: pd.DataFrame, data):
 def _without_unions(lines: pd.DataFrame) -> pd.DataFrame:
     """Drop the `test` lists that are the union of the domain's `train` and `val` lists.
 
-    PACS has such lists, for when the domain is the target.
+    PACS has such lists, for runs in which the domain is the target.
 
     Raises:
-        HmoeError: for an image that is in two of the lists that remain.
+        HmoeError: for an image that is in two of the remaining lists.
     """
     for domain, subset in lines.groupby("domain"):
         images = subset.groupby("part").image.agg(set)
@@ -176,7 +176,7 @@ def read_split_lists(folder, data) -> SplitLists:
     """Read the lists in a folder and check them against the images of a data set.
 
     Args:
-        folder: of files `<domain>_<part>.txt`.
+        folder: folder of files `<domain>_<part>.txt`.
         data: a data set of image files.
 
     Raises:
@@ -185,8 +185,8 @@ def read_split_lists(folder, data) -> SplitLists:
     """
     if not hasattr(data, "tree"):
         raise HmoeError(
-            f"{data.name} is made of tensors, whose images have no names for lists to name.",
-            fix="leave --splits out; the split then follows the trial seed.",
+            f"{data.name} is made of tensors, so its images have no names that a list could give.",
+            fix="leave --splits out. The split then follows the trial seed.",
         )
     files = list_files(folder)
     _require_train_lists(files, data)
@@ -249,7 +249,7 @@ def register_splits(folder) -> Path:
 
 
 def find_splits(digest: str, data) -> SplitLists:
-    """Find the lists of a hash among the folders that were registered.
+    """Find the lists with a given hash in the registered folders.
 
     Raises:
         HmoeError: if none of the folders has them.

@@ -37,13 +37,13 @@ from .selection import differing_selection
 
 # %% ../../nbs/05_training/06_store.ipynb #record-version
 RECORD_VERSION = 2
-_MAX_BYTES = 4 * 2**30  # of a file of a run
+_MAX_BYTES = 4 * 2**30  # size limit of a file of a run
 _Scores = dict[str, Any]
 _RESTORE_FIX = "move it away and train the run again, or restore it from a copy."
 
 # %% ../../nbs/05_training/06_store.ipynb #def-check-record
 class _Record(BaseModel):
-    """The types of a record; it may have more than these, and what it measured may be missing."""
+    """Types of the fields of a record. It may have more fields, and measurements may be missing."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -67,19 +67,19 @@ class _Record(BaseModel):
     resumed: bool = False
 
 
-RECORD_FIELDS = {*_Record.model_fields, "sha256"}  # a measurement has another name
+RECORD_FIELDS = {*_Record.model_fields, "sha256"}  # names that a measurement cannot have
 
 
 def check_record(record, label: str, run_id: str | None = None) -> dict:
     """Return a record if it is whole, of this version, and consistent.
 
-    Its name must be the hash of its configuration, and what was selected must follow from its
+    Its name must be the hash of its configuration, and its selection must follow from its
     checkpoints.
 
     Args:
-        record: what was read.
+        record: the value read from a file.
         label: name of the record in error messages, such as its path.
-        run_id: the run that it must be of; None: any.
+        run_id: id of the run that the record must belong to. None allows any run.
 
     Raises:
         HmoeError: otherwise.
@@ -113,7 +113,7 @@ def check_record(record, label: str, run_id: str | None = None) -> dict:
         raise refused(f"is the record of run {expected}, not of run {run_id}")
     entry = differing_selection(record)
     if entry:
-        fault = f"its entry {entry!r} is not what its checkpoints say: it was edited."
+        fault = f"its entry {entry!r} does not follow from its checkpoints: it was edited."
         raise HmoeError(f"{label}, run {expected}: {fault}", fix=_RESTORE_FIX)
     return record
 
@@ -123,9 +123,9 @@ _DIGEST_ZEROS = "0" * 64  # what stands in the place of the digest while it is c
 
 
 def sealed_record(record: dict) -> str:
-    """Return the text of a record's file: JSON that ends with a SHA-256 of itself.
+    """Return the text of a record's file: JSON that ends with its own SHA-256.
 
-    The digest is taken while zeros stand in its place.
+    The digest is computed while zeros stand in its place.
     """
     text = to_json(record | {"sha256": _DIGEST_ZEROS}, indent=1)
     before, after = text.rsplit(_DIGEST_ZEROS, 1)
@@ -136,7 +136,7 @@ def unsealed_record(content: bytes) -> tuple[Any, bool | None]:
     """Split the content of a record's file into the record and the check of its digest.
 
     Returns:
-        The record without its digest, and whether the two fit; None if there is no digest.
+        The record without its digest, and whether the two fit (None without a digest).
 
     Raises:
         ValueError: if it is not JSON.
@@ -161,10 +161,10 @@ def read_record(path: Path, label: str = "") -> dict:
 
     Args:
         path: the file.
-        label: name of the record in error messages; default: the path.
+        label: name of the record in error messages. The default is the path.
 
     Raises:
-        HmoeError: if it is truncated, edited, without a digest, another run's or missing.
+        HmoeError: if it is truncated, edited, without a digest, of another run, or missing.
     """
     label = label or str(path)
     try:
@@ -178,7 +178,7 @@ def read_record(path: Path, label: str = "") -> dict:
     if intact is None:
         cause = f"{label} has no SHA-256, so an edit of it cannot be noticed."
         raise HmoeError(
-            cause, fix=f"if you trust it, `.ci/seal.py` seals its store; else {_RESTORE_FIX}"
+            cause, fix=f"if you trust it, seal its store with `.ci/seal.py`. If not, {_RESTORE_FIX}"
         )
     if not intact:
         cause = f"{label}: its content does not fit its SHA-256: it was edited or damaged."
@@ -190,7 +190,7 @@ CIRCUMSTANCES = ("environment", "wall_time_s", "finished", "resumed")
 
 
 def outcome(record: dict) -> dict:
-    """Return a record without its `CIRCUMSTANCES`: what must be equal if the run is repeated.
+    """Return a record without its `CIRCUMSTANCES`, the part that a repeated run must reproduce.
 
     >>> outcome({"run_id": "0123456789ab", "wall_time_s": 3.5, "resumed": False})
     {'run_id': '0123456789ab'}
@@ -202,8 +202,8 @@ def repeats(fresh, published) -> bool:
     """Return whether one outcome has every entry of a published one, with the same value.
 
     Args:
-        fresh: the outcome of the repeated run; it may have more entries, for what the library has
-            measured only since then.
+        fresh: the outcome of the repeated run. It may have additional entries, because a later
+            version of the library may measure more.
         published: the published outcome.
 
     >>> repeats({"loss": [0.5], "purity": 1.0}, {"loss": [0.5]})
@@ -262,15 +262,15 @@ def run_lock(folder: Path):
 
 
 def locked_elsewhere(run_id: str, remedy: str) -> HmoeError:
-    """Return the error for a run that another process works on; `remedy` says what to do."""
+    """Return the error for a run that another process works on. `remedy` is its fix."""
     return HmoeError(f"run {run_id} is locked by another process.", fix=f"{remedy}.")
 
 # %% ../../nbs/05_training/06_store.ipynb #def-runstore
 class RunStore:
-    """Folder with one subfolder for each run; it is made when a run is written.
+    """Folder with one subfolder for each run. It is made when a run is written.
 
     Args:
-        folder: default: HMOE_RUNS, or `runs/`.
+        folder: path of the folder. The default is HMOE_RUNS, or `runs/`.
     """
 
     @public(folder=Place | None)
@@ -286,7 +286,7 @@ class RunStore:
         return self.path(run_id) / "record.json"
 
     def read(self, run_id: str) -> dict | None:
-        """Return the record of a run, None if there is none yet.
+        """Return the record of a run, or None if it has none yet.
 
         Raises:
             HmoeError: if it is damaged.
@@ -295,21 +295,21 @@ class RunStore:
         return read_record(path) if path.exists() else None
 
     def read_or_warn(self, run_id: str) -> dict | None:
-        """Return the record of a run; if it is damaged, warn and return None."""
+        """Return the record of a run. If it is damaged, warn and return None."""
         try:
             return self.read(run_id)
         except HmoeError as error:
             warnings.warn(str(error), stacklevel=2)
 
     def write(self, record: dict, lock_held: bool = False) -> dict:
-        """Write a record; a complete one is never replaced.
+        """Write a record, unless a complete one exists.
 
         Args:
-            record: what to write.
-            lock_held: whether the caller holds the run's lock; otherwise it is taken.
+            record: the record.
+            lock_held: whether the caller holds the run's lock. Otherwise the lock is taken.
 
         Returns:
-            The record that is there now: the complete one from before, or `record`.
+            The stored record: an earlier complete one, or `record`.
 
         Raises:
             HmoeError: if another process works on the run, or nothing can be written.
@@ -362,8 +362,8 @@ class RunStore:
         """Remove runs altogether, or none of them.
 
         Raises:
-            HmoeError: while another process works on one of them, or if a record is damaged;
-                nothing is removed then.
+            HmoeError: while another process works on one of them, or if a record is damaged.
+                Nothing is removed then.
         """
         present = [i for i in dict.fromkeys(run_ids) if self.path(i).is_dir()]
         for run_id in present:
@@ -376,14 +376,14 @@ class RunStore:
                 self._remove(run_id)
 
     def _remove(self, run_id: str):
-        """Remove a run. Its record goes first, so that what an interruption leaves is no run."""
+        """Remove a run. Its record goes first, so that an interruption leaves no run behind."""
         try:
             self.record_path(run_id).unlink(missing_ok=True)
             shutil.rmtree(self.path(run_id))
         except OSError as error:
             raise HmoeError(
                 f"cannot remove {error.filename} ({error.strerror}).",
-                fix="its permissions; the runs not yet removed are untouched.",
+                fix="its permissions. The remaining runs are untouched.",
             ) from None
 
 # %% ../../nbs/05_training/06_store.ipynb #def-check-files
@@ -391,7 +391,7 @@ def check_files(folder: Path, label: str):
     """Check the sealed files in the folder of a run.
 
     Args:
-        folder: of the run.
+        folder: folder of the run.
         label: name of the run in error messages.
 
     Raises:
@@ -399,7 +399,7 @@ def check_files(folder: Path, label: str):
     """
     for path in sorted(folder.glob("*.safetensors")):
         if not path.is_file():
-            continue  # whoever reads a special file refuses it
+            continue  # a special file is refused when it is read
         try:
             fault = foreign_file(path, folder.name)
         except FileNotFoundError:  # of a run that just ended
@@ -412,7 +412,7 @@ DIGESTS = "SHA256SUMS"  # next to published studies: a line for each, as `sha256
 
 
 def check_study_name(name: str) -> str:
-    """Return `name` if a study, its files and its folders can have it.
+    """Return `name` if it is valid for a study, its files and its folders.
 
     Raises:
         HmoeError: otherwise.
@@ -444,7 +444,7 @@ def _digests(folder: Path) -> dict[str, str]:
     """Read the `SHA256SUMS` of a folder: file of a study -> SHA-256.
 
     Raises:
-        HmoeError: if it is no text, or has two digests of one file.
+        HmoeError: if it is not text, or has two digests of one file.
     """
     path = folder / DIGESTS
     fix = "restore it from git, or publish the studies again (`hmoe publish`)."
@@ -464,7 +464,7 @@ def write_study(path: Path, records: list[dict], digest: bool = False):
     Args:
         path: the file.
         records: in any order.
-        digest: whether the line of the file in `SHA256SUMS` is written too; both are written, or
+        digest: whether to write the file's line in `SHA256SUMS`, too. Either both are written or
             neither.
     """
     folder = Path(path).parent
@@ -489,7 +489,7 @@ def write_study(path: Path, records: list[dict], digest: bool = False):
 # %% ../../nbs/05_training/06_store.ipynb #def-verify-studies
 @functools.cache
 def _digest(path: Path, size: int, changed: int) -> str:
-    """Return the SHA-256 of a file of that size and time of change (ns); it is read once."""
+    """Return the SHA-256 of a file. It is read once for a given size and time of change (ns)."""
     return sha256(path)
 
 
@@ -513,11 +513,11 @@ def _verify(path: Path, digests: dict[str, str]):
 
 
 def verify_studies(folder: Path):
-    """Check that every study in a folder is as it was published.
+    """Check that no study in a folder has changed since it was published.
 
     Raises:
-        HmoeError: for the first study whose SHA-256 differs from that in `SHA256SUMS`, or is not
-            listed there.
+        HmoeError: for the first study whose SHA-256 differs from `SHA256SUMS` or is not listed
+            there.
     """
     folder = Path(folder).absolute()
     digests = _digests(folder)
@@ -526,10 +526,10 @@ def verify_studies(folder: Path):
 
 
 def verify_listed(path: Path):
-    """Check the file of a study against a `SHA256SUMS` beside it that lists it.
+    """Check the file of a study against `SHA256SUMS` in the same folder, if it is listed there.
 
     Raises:
-        HmoeError: if it lists another SHA-256 of the file.
+        HmoeError: if its SHA-256 is another one.
     """
     path = Path(path).absolute()
     digests = _digests(path.parent)
@@ -575,7 +575,7 @@ def _whole_arrays(study: str, run_ids: list[str], store: RunStore) -> dict[str, 
     """Return the files of the arrays of runs: id -> file.
 
     Raises:
-        HmoeError: if a file is missing, damaged or another run's.
+        HmoeError: if a file is missing, damaged or of another run.
     """
     files = {run_id: store.path(run_id) / "arrays.safetensors" for run_id in run_ids}
     for run_id, file in files.items():
@@ -589,7 +589,7 @@ def _whole_arrays(study: str, run_ids: list[str], store: RunStore) -> dict[str, 
 
 # %% ../../nbs/05_training/06_store.ipynb #def-publish-study
 def _put_arrays(files: dict[str, Path], folder: Path, without: str | None):
-    """Replace `folder` by copies of `files`, less the arrays whose name begins with `without`."""
+    """Replace `folder` by copies of `files`, except arrays whose name begins with `without`."""
     from safetensors.torch import load
 
     staging = folder.with_name(f".{folder.name}")
@@ -623,17 +623,17 @@ def publish_study(
     Args:
         study: name of the study.
         run_ids: its runs.
-        store: where they are.
+        store: the store that has them.
         results: the folder of published studies.
         with_arrays: ids of the runs whose arrays are published.
         allow_failed: whether records of failed runs are published.
-        without: arrays whose name begins with this are left out; None: all are copied.
+        without: arrays whose name begins with this text are left out. None copies all arrays.
 
     Returns:
         The file of the study.
 
     Raises:
-        HmoeError: if a run is missing, damaged or, unless allowed, failed; nothing is written
+        HmoeError: if a run is missing, damaged or, unless allowed, failed. Nothing is written
             then.
     """
     check_study_name(study)

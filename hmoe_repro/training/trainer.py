@@ -23,7 +23,7 @@ from .selection import validation_accuracy
 
 # %% ../../nbs/05_training/09_trainer.ipynb #def-loss-sums
 class LossSums:
-    """Running means of losses; each loss counts the updates that had it."""
+    """Running means of losses. The mean of a loss is over the updates that reported it."""
 
     def __init__(self):
         self.sums: dict[str, tuple[float, int]] = {}  # name -> (total, count)
@@ -44,7 +44,7 @@ class LossSums:
             self.sums[name] = (total + value, count + 1)
 
     def take(self) -> dict[str, float]:
-        """Return name -> mean of what was entered, and begin again."""
+        """Return name -> mean of the entered losses, and begin again."""
         means = {name: total / count for name, (total, count) in self.sums.items()}
         self.sums = {}
         return means
@@ -59,13 +59,13 @@ class _RequestedBatch(NamedTuple):
 
 
 class Batches:
-    """Batches of a run, one after another; with helper processes, one is prepared ahead.
+    """Batches of a run, one after another. With helper processes, one is prepared ahead.
 
     Args:
         data: the data set.
         domains: names of the training domains.
-        sampler: which draws the indices.
-        device: where the images are to be.
+        sampler: sampler of the indices.
+        device: device of the images.
     """
 
     def __init__(
@@ -98,21 +98,21 @@ class Batches:
         return self.waiting.state_before if self.waiting else self.sampler.state()
 
     def load(self, state):
-        """Restore what `state` returned; a batch that waited is drawn again."""
+        """Restore a state that `state` returned. A waiting batch is drawn again."""
         self.sampler.load(state)
         self.waiting = None
 
 # %% ../../nbs/05_training/09_trainer.ipynb #def-evaluation
-MAX_CODE_IMAGES = 240  # validation images whose codes a checkpoint looks at, at most
+MAX_CODE_IMAGES = 240  # limit of the validation images whose codes a checkpoint describes
 
 
 class Evaluation:
     """Evaluator of the parts of a run's data that its policy requests.
 
     Args:
-        config: of the run.
+        config: configuration of the run.
         data: its data set.
-        device: where the algorithm is.
+        device: device of the algorithm.
     """
 
     def __init__(self, config: RunConfig, data, device):
@@ -146,10 +146,10 @@ class Evaluation:
         """Measure the accuracy of each mode on a part of a domain.
 
         Args:
-            algorithm: of the run.
+            algorithm: algorithm of the run.
             domain: name of the domain.
             split: 'in', 'out' or 'test'.
-            seeds: of the augmentation (n,); None: not augmented.
+            seeds: seeds of the augmentation (n,). None means no augmentation.
         """
         return protocols.evaluate(
             algorithm,
@@ -181,8 +181,8 @@ class Evaluation:
             algorithm: one that has codes.
 
         Returns:
-            `code_statistics`; with `measure = "codes"` also 'plane': `in_plane`, and how many
-            'images' are of each training domain, in order.
+            The result of `code_statistics`. With `measure = "codes"` also 'plane', the result of
+            `in_plane` with the number of 'images' of each training domain, in order.
         """
         was_training = algorithm.training
         algorithm.eval()
@@ -208,14 +208,14 @@ class Evaluation:
 
 # %% ../../nbs/05_training/09_trainer.ipynb #def-trainer
 class Trainer:
-    """A run in progress on one device.
+    """Run in progress on one device.
 
     `state` and `load` make it resumable, bitwise identically on the same machine.
 
     Args:
-        config: of the run.
+        config: configuration of the run.
         data: its data set.
-        device: where it is trained.
+        device: device on which it is trained.
     """
 
     def __init__(self, config: RunConfig, data, device):
@@ -266,7 +266,7 @@ class Trainer:
         return self.protocol.is_checkpoint(self.step - 1)
 
     def evaluate(self) -> list[str]:
-        """Add a checkpoint; return the modes whose validation accuracy improved."""
+        """Add a checkpoint, and return the modes whose validation accuracy improved."""
         step = self.step - 1
         algorithm = self.algorithm
         if hasattr(algorithm, "on_checkpoint"):
@@ -284,7 +284,7 @@ class Trainer:
         return improved
 
     def _note_best(self, accuracies: dict) -> list[str]:
-        """Update `best`; return the modes whose validation accuracy is the best so far."""
+        """Update `best`, and return the modes whose validation accuracy is the best so far."""
         improved = []
         for mode in self.modes:
             scored_mode = self.selection_mode or mode
@@ -307,7 +307,7 @@ class Trainer:
         }
 
     def load(self, state: dict):
-        """Restore what `state` returned."""
+        """Restore a state that `state` returned."""
         self.algorithm.load_training_state(state["algorithm"])
         self.batches.load(state["sampler"])
         self.step = state["step"]
