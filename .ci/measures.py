@@ -36,9 +36,14 @@ def chosen(frame, where):
     return frame if "mode" in where else ranked.drop_duplicates("run_id")
 
 
+def places(rows, over):
+    """What is a column of a grid: a test domain of a data set, or of all data sets together."""
+    return rows.test_domain if "dataset" in over else rows.dataset + " " + rows.test_domain
+
+
 def grid(rows, metric, over=()):
     """Trial seeds by test domains: the mean over all values of the columns `over`."""
-    rows = rows.assign(place=rows.dataset + " " + rows.test_domain)
+    rows = rows.assign(place=places(rows, over))
     parts = [part for _, part in rows.groupby(list(over))] if over else [rows]
     cells = [p.pivot(index="trial_seed", columns="place", values=metric) for p in parts]
     return sum(cells).astype(float) / len(cells) * metric_of(metric).get("scale", 1)
@@ -81,7 +86,7 @@ def contrast(frame, a, b, metric="accuracy", metric_b="", over=()):
     gap = grid(mine, metric, over) - grid(theirs, metric_b or metric, over)
     rows, pairs = pd.concat([mine, theirs]), set(gap.stack().dropna().index)
     bad = not set(mine.algorithm) & set(theirs.algorithm) and undertrained(rows)
-    cells = zip(rows.trial_seed, rows.dataset + " " + rows.test_domain)
+    cells = zip(rows.trial_seed, places(rows, over))
     used = rows[[cell in pairs for cell in cells]]
     return *interval(gap), used.run_id.nunique(), bad
 

@@ -998,7 +998,7 @@ def contrast_measure(frame, a: dict, b: dict, metric="accuracy", metric_b="", ov
     same_algorithm = set(rows_a.algorithm) & set(rows_b.algorithm)  # other settings, masks, modes
     problem = "" if same_algorithm else _undertrained(rows, SLOW_SHARE)
     domains = rows.test_domain
-    if rows.dataset.nunique() > 1:
+    if rows.dataset.nunique() > 1 and "dataset" not in over:
         domains = rows.dataset + " " + rows.test_domain  # as in a grid of several data sets
     cells = pd.MultiIndex.from_arrays([rows.trial_seed, domains])
     rows = rows[cells.isin(grid.stack().dropna().index)]
