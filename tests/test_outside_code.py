@@ -425,7 +425,7 @@ def test_a_damaged_copy_is_refused_unless_the_original_is_there(place):
     )
     (place / "weights" / "teacher.pt").unlink()
     forget()
-    with pytest.raises(HmoeError, match="'teacher' of this run .*teacher.pt, .* is missing or was"):
+    with pytest.raises(HmoeError, match="'teacher' of this run .*teacher.pt, .* is missing or has"):
         restore_algorithm(config.algorithm, config.algorithm_source, True)
 
 
@@ -456,7 +456,7 @@ def test_the_original_may_be_opened_while_it_is_what_was_hashed(place):
 @pytest.mark.parametrize(
     "line, said",
     [
-        ('files = {"teacher": "absent.pt"}', "absent.pt does not exist. Fix: its path"),
+        ('files = {"teacher": "absent.pt"}', "absent.pt does not exist. Fix: correct its path"),
         ('files = {"teacher": "weights"}', "it is a folder"),
         ('files = dict(teacher="weights/teacher.pt")', "not a dictionary of strings"),
         ('files = {"teacher": "weights/" + "teacher.pt"}', "not a dictionary of strings"),
