@@ -89,9 +89,9 @@ def test_a_class_name_goes_before_a_registered_one(file):
         ("import nowhere_to_be_found\n", r"nowhere_to_be_found.*\(line 1\)"),
         (
             "class Mine: pass\n",
-            r"\(Mine is there, but no subclass of Algorithm\). Fix: .*: no subclass",
+            r"\(Mine exists, but is not a subclass of Algorithm\). Fix: define one as a subclass",
         ),
-        (TWO, "no algorithm 'Mine'. Fix: name one that it has: Plain, Other"),
+        (TWO, "no algorithm 'Mine'. Fix: use one of its algorithms: Plain, Other"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_line(file, text, said):

@@ -42,7 +42,7 @@ def tap_points(network: nn.Module) -> list[nn.Module]:
     if stages:
         return stages
     raise HmoeError(
-        f"MIRO does not know where to compare features of a {type(network).__name__}.",
+        f"MIRO cannot compare features of a {type(network).__name__}: it has no known stages.",
         fix=f"use a network with stages {', '.join(STAGES)}, or with a list `blocks` or `norms`.",
     )
 

@@ -265,9 +265,11 @@ def _find_class(module, name: str):
             return cls
     cause = f"the file has no algorithm {name!r}"
     if hasattr(module, name):
-        cause += f" ({name} is there, but no subclass of Algorithm)"
-    existing = ", ".join(classes) or "no subclass of hmoe_repro.algorithms.base.Algorithm"
-    raise HmoeError(f"{cause}.", fix=f"name one that it has: {existing}.")
+        cause += f" ({name} exists, but is not a subclass of Algorithm)"
+    fix = "define one as a subclass of hmoe_repro.algorithms.base.Algorithm."
+    if classes:
+        fix = f"use one of its algorithms: {', '.join(classes)}."
+    raise HmoeError(f"{cause}.", fix=fix)
 
 # %% ../../nbs/04_algorithms/22_from_file.ipynb #def-enter
 UPDATE_LIMIT = 10  # time limit of one call of an algorithm, in units of `time_limit`
@@ -450,8 +452,8 @@ def _refuse_difference(found: tuple | None, name: str, file: str):
     variable = re.match(r"\w*", path)[0]
     if isinstance(here, torch.Tensor):
         cause = (
-            f"{variable}, which {name} uses, holds tensors ({path}) that its code does not give: "
-            "they were trained, loaded or drawn at random."
+            f"{variable}, which {name} uses, holds tensors ({path}) that its code does not "
+            "produce: they were trained, loaded or drawn at random."
         )
         fix = (
             f'torch.save({variable}.state_dict(), "{variable}.pt"), the line files = '
@@ -460,7 +462,7 @@ def _refuse_difference(found: tuple | None, name: str, file: str):
         )
     elif callable(here) and callable(kept):
         cause = f"{path}, which {name} uses, differs here from its code in {file}."
-        fix = "run its cell again; if its file was edited after the import, restart Python."
+        fix = "run its cell again, or restart Python if its file was edited after the import."
     else:
         cause = (
             f"{path}, which {name} uses, is {_shown(here)} now, but its code gives {_shown(kept)}."
@@ -622,7 +624,7 @@ def restore_algorithm(name: str, key: str, trust_code: bool = False):
         raise HmoeError(
             f"algorithm {name} is code stored with the runs, in {kept}{folder}, and would be "
             "executed.",
-            fix="read that file; if you trust it, --trust-code (in Python trust_code=True).",
+            fix="read that file, and if you trust it, use --trust-code (Python: trust_code=True).",
         )
     return _enter(kept, source, file, own_name)
 

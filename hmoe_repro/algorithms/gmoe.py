@@ -40,7 +40,7 @@ class TransformerERM(ERM):
         if hparams["network"] not in cls.networks:
             raise HmoeError(
                 f"{cls.name} does not train the network {hparams['network']!r}.",
-                fix=f"one of {', '.join(cls.networks)}, or the algorithm {cls.otherwise}.",
+                fix=f"use one of {', '.join(cls.networks)}, or the algorithm {cls.otherwise}.",
             )
         super().check_domains(num_domains, hparams)
 
