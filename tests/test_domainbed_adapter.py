@@ -125,7 +125,7 @@ def test_hyper_parameters_are_those_of_its_registry(checkout):
 @pytest.mark.parametrize(
     "name, said",
     [
-        ("NeedsCuda", "in line .* of algorithms.py .*cuda.*Fix: --device cuda"),
+        ("NeedsCuda", "in line .* of algorithms.py .*cuda.*Fix: use --device cuda"),
         ("NeedsPackage", "Install it with: pip.*Fix: install the package"),
         ("SWAD-domainbed:ERM", "unknown algorithm"),  # its optimisers are its own
         ("URM", "URM accepts only DomainBed's featurizers.*Fix: use --algorithm URM"),

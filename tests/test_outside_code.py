@@ -438,7 +438,7 @@ def test_a_large_file_stays_where_it_is_and_is_checked(place, monkeypatch):
     assert run(config, RunStore())["status"] == "complete"
     teach(place, 0.0)
     forget()
-    with pytest.raises(HmoeError, match="weights/teacher.pt.* was changed"):
+    with pytest.raises(HmoeError, match="weights/teacher.pt.* has changed"):
         restore_algorithm(config.algorithm, config.algorithm_source, True)
 
 
