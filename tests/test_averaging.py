@@ -473,7 +473,7 @@ def test_taps_of_a_residual_network_are_the_stages_in_order():
         assert [
             f.shape[1] for f in tapped(network.eval(), points, torch.rand(1, 3, 32, 32))[1]
         ] == [64, 64, 128, 256, 512]
-    with pytest.raises(HmoeError, match="does not know where to compare features of a Linear"):
+    with pytest.raises(HmoeError, match="MIRO cannot compare features of a Linear"):
         tap_points(nn.Linear(2, 2))
 
 

@@ -51,6 +51,10 @@ def test_updates_with_the_same_cuts(cls, sizes):
     assert sum(value > 0 for value in penalties) >= 4
 
 
+def test_a_single_image_of_a_domain_is_in_the_second_group():
+    assert CausIRLCORAL.cuts(None, [(None, torch.zeros(1))] * 3) == [0, 0, 0]
+
+
 @BOTH
 def test_a_group_of_one_has_no_distance(cls):
     """With two images and one, the first group has at most one: the update is ERM's."""

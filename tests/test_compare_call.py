@@ -398,9 +398,9 @@ def test_a_value_that_is_not_what_its_cell_says_is_refused(monkeypatch, place):
     with pytest.raises(HmoeError, match=r"LIST, which M uses, is \[1, 2\] now.* gives \[1\]"):
         compare([scope["M"]], tensors())
     monkeypatch.setattr(main, "_ih", ["", *cells[:2], "%%time\nclass M(ERM): got = LIST"])
-    with pytest.raises(HmoeError, match="M is defined at the top of no cell"):
+    with pytest.raises(HmoeError, match="M is not defined at the top level of any cell"):
         compare([scope["M"]], tensors())
-    with pytest.raises(HmoeError, match="not what the notebook calls by this name"):
+    with pytest.raises(HmoeError, match="the name M means another object"):
         compare([type("M", (ERM,), {"__module__": "__main__"})], tensors())
 
 

@@ -87,7 +87,7 @@ def test_a_run_that_cannot_resume_says_so(checkout, tmp_path):
         run(short_config("Regroups"), store, on_step=stop)
     record = run(short_config("Regroups"), store)
     assert record["status"] == "failed"
-    assert re.search("cannot be resumed: a later optimiser is of other weights", record["reason"])
+    assert re.search("cannot be resumed: a later optimiser has other weights", record["reason"])
 
 
 def test_its_erm_is_our_erm(checkout):
@@ -125,10 +125,10 @@ def test_hyper_parameters_are_those_of_its_registry(checkout):
 @pytest.mark.parametrize(
     "name, said",
     [
-        ("NeedsCuda", "in line .* of algorithms.py .*cuda.*Fix: --device cuda"),
+        ("NeedsCuda", "in line .* of algorithms.py .*cuda.*Fix: use --device cuda"),
         ("NeedsPackage", "Install it with: pip.*Fix: install the package"),
         ("SWAD-domainbed:ERM", "unknown algorithm"),  # its optimisers are its own
-        ("URM", "URM accepts no featurizer but DomainBed's own.*Fix: --algorithm URM"),
+        ("URM", "URM accepts only DomainBed's featurizers.*Fix: use --algorithm URM"),
         ("Absent", "unknown algorithm of DomainBed 'Absent'. Valid: ERM, Adversarial"),
     ],
 )
@@ -303,5 +303,5 @@ def test_a_file_that_a_class_of_the_checkout_reads_is_declared_or_refused(checko
     assert short_config("Reads").run_id != first.run_id
     table.unlink()
     again()
-    with pytest.raises(HmoeError, match="declares 'table', and .*table.txt is no file"):
+    with pytest.raises(HmoeError, match="declares 'table', and .*table.txt is not a file"):
         short_config("Reads")

@@ -14,7 +14,14 @@ from hmoe_repro.algorithms.from_file import (
     restore_algorithm,
     source_hash,
 )
-from hmoe_repro.algorithms.source import _last_cells, source_of
+from hmoe_repro.algorithms.source import (
+    _last_cells,
+    keep,
+    packed_source,
+    read_kept,
+    source_of,
+    unpack_source,
+)
 from hmoe_repro.core.errors import HmoeError
 
 SHAPE = ((3, 16, 16), 4, 3, {"network": "small_cnn"})
@@ -82,9 +89,9 @@ def test_a_class_name_goes_before_a_registered_one(file):
         ("import nowhere_to_be_found\n", r"nowhere_to_be_found.*\(line 1\)"),
         (
             "class Mine: pass\n",
-            r"\(Mine is there, but no subclass of Algorithm\). Fix: .*: no subclass",
+            r"\(Mine exists, but is not a subclass of Algorithm\). Fix: define one as a subclass",
         ),
-        (TWO, "no algorithm 'Mine'. Fix: name one that it has: Plain, Other"),
+        (TWO, "no algorithm 'Mine'. Fix: use one of its algorithms: Plain, Other"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_line(file, text, said):
@@ -96,7 +103,7 @@ def test_what_is_wrong_is_said_with_its_line(file, text, said):
 def test_settings_that_name_no_file_or_no_class(tmp_path):
     with pytest.raises(HmoeError, match="Fix: write path/file.py:Name"):
         algorithm_from_file("mine.py")
-    with pytest.raises(HmoeError, match="cannot be read.*Fix: its path"):
+    with pytest.raises(HmoeError, match="cannot be read.*Fix: correct its path"):
         algorithm_from_file(f"{tmp_path / 'absent.py'}:Mine")
 
 
@@ -118,9 +125,7 @@ def test_a_run_goes_on_with_the_version_it_began_with(file, tmp_path):
     assert old != new
     assert ALGORITHMS["Plain (mine.py)"].settings.smoothing == 0.2
     assert restore_algorithm("Plain (mine.py)", old).settings.smoothing == 0.1
-    with pytest.raises(
-        HmoeError, match=f"not kept here; the one known by that name has hash {old}"
-    ):
+    with pytest.raises(HmoeError, match=rf"not kept here \(the present source has hash {old}\)"):
         restore_algorithm("Plain (mine.py)", "0" * 12)
     kept = tmp_path / "runs" / "algorithms" / f"{new}.py"
     kept.write_text("changed")
@@ -279,3 +284,16 @@ def test_cells_that_ran_twice_or_out_of_order_are_the_same_code(tmp_path):
     assert of(*executed, cells[0]) == plain
     assert of(*cells, "RATE = 0.2").key != plain.key
     assert "data" not in of(*executed, cells[2] + "\n    def f(self, data): return data").text
+
+
+def test_a_packed_source_is_the_same_on_another_machine(tmp_path):
+    (tmp_path / "helpers.py").write_text("def penalty(x): return x")
+    (tmp_path / "teacher.pt").write_bytes(b"weights")
+    text = "import helpers\nclass Mine:\n    files = {'teacher': 'teacher.pt'}\n"
+    source = source_of(text, "Mine", tmp_path)
+    path = keep(source, tmp_path / "here")
+    files = packed_source(tmp_path / "here", source.key)
+    assert len(files) == 4  # the text, the module next to it, the digests and the teacher
+    unpack_source(files, tmp_path / "there")
+    assert read_kept(tmp_path / "there" / path.name) == source
+    assert packed_source(tmp_path / "here", "0" * 12) == {}

@@ -153,7 +153,7 @@ def test_photographs_get_the_papers_network(tmp_path, own_names):
         (
             "GMoE",
             {"network": "deit_small"},
-            "GMoE does not train the network 'deit_small'. Fix: one",
+            "GMoE does not train the network 'deit_small'. Fix: use one",
         ),
         ("GMoE", {"network": "small_cnn"}, "or the algorithm ERM-ViT (transformers) or ERM"),
         ("SWAD-GMoE", {"network": "small_cnn"}, "GMoE does not train the network 'small_cnn'"),

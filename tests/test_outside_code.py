@@ -186,7 +186,7 @@ def test_a_module_that_cannot_be_carried_is_refused(place, monkeypatch):
         place / "mine.py", "import importlib\nx = importlib.import_module('beside')\n" + FILE
     )
     write(place / "beside.py", "y = 1")
-    with pytest.raises(HmoeError, match="imports your module by a text.*write `import beside`"):
+    with pytest.raises(HmoeError, match="imports your module by a string.*write `import beside`"):
         enter(path)
     suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
     write(place / f"fast{suffix}", "")
@@ -425,7 +425,7 @@ def test_a_damaged_copy_is_refused_unless_the_original_is_there(place):
     )
     (place / "weights" / "teacher.pt").unlink()
     forget()
-    with pytest.raises(HmoeError, match="'teacher' of this run .*teacher.pt, .* is missing or was"):
+    with pytest.raises(HmoeError, match="'teacher' of this run .*teacher.pt, .* is missing or has"):
         restore_algorithm(config.algorithm, config.algorithm_source, True)
 
 
@@ -438,7 +438,7 @@ def test_a_large_file_stays_where_it_is_and_is_checked(place, monkeypatch):
     assert run(config, RunStore())["status"] == "complete"
     teach(place, 0.0)
     forget()
-    with pytest.raises(HmoeError, match="weights/teacher.pt.* was changed"):
+    with pytest.raises(HmoeError, match="weights/teacher.pt.* has changed"):
         restore_algorithm(config.algorithm, config.algorithm_source, True)
 
 
@@ -456,10 +456,10 @@ def test_the_original_may_be_opened_while_it_is_what_was_hashed(place):
 @pytest.mark.parametrize(
     "line, said",
     [
-        ('files = {"teacher": "absent.pt"}', "absent.pt does not exist. Fix: its path"),
+        ('files = {"teacher": "absent.pt"}', "absent.pt does not exist. Fix: correct its path"),
         ('files = {"teacher": "weights"}', "it is a folder"),
-        ('files = dict(teacher="weights/teacher.pt")', "no dictionary of texts in the body"),
-        ('files = {"teacher": "weights/" + "teacher.pt"}', "no dictionary of texts in the body"),
+        ('files = dict(teacher="weights/teacher.pt")', "not a dictionary of strings"),
+        ('files = {"teacher": "weights/" + "teacher.pt"}', "not a dictionary of strings"),
     ],
 )
 def test_a_declaration_that_cannot_hold_is_refused(place, line, said):
@@ -657,7 +657,7 @@ def test_a_reversed_gradient_and_a_cached_function_are_taken(notebook):
     )
     assert ALGORITHMS[algorithm_name(names["Mine"])](*SHAPE).name == "Mine (notebook)"
     names["Reversed"].backward = staticmethod(lambda ctx, g: 2 * g)
-    with pytest.raises(HmoeError, match="Reversed.backward, which Mine uses, is other code"):
+    with pytest.raises(HmoeError, match="Reversed.backward, which Mine uses, differs"):
         algorithm_name(names["Mine"])
 
 
@@ -671,11 +671,11 @@ def test_a_class_that_was_changed_after_its_import_is_refused(place, monkeypatch
         algorithm_name(mine.Mine)
     mine.C["w"] = 1.0
     mine.Mine.extra = 1
-    with pytest.raises(HmoeError, match="Mine, which Mine uses, is other code here"):
+    with pytest.raises(HmoeError, match="Mine, which Mine uses, differs"):
         algorithm_name(mine.Mine)
     del mine.Mine.extra
     write(place / "own_module_of_a_test.py", FILE.replace('return C["w"]', 'return 2 * C["w"]'))
-    with pytest.raises(HmoeError, match="Mine.weight, .* is other code .* restart Python"):
+    with pytest.raises(HmoeError, match="Mine.weight, .* differs .* restart Python"):
         algorithm_name(mine.Mine)
     del sys.modules["own_module_of_a_test"]
 

@@ -76,12 +76,12 @@ def test_the_example_of_the_docs_is_such_a_file(root, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (["ERM"], "the name ERM is taken by an algorithm.*Fix: another name"),
+        (["ERM"], "the name ERM is taken by an algorithm.*Fix: use another name"),
         (["torch"], "the name torch is taken"),
-        (["my-loss"], "'my-loss' is no name of a Python class. Fix: letters"),
-        (["class"], "'class' is no name"),
-        (["__main__"], "'__main__' is no name"),
-        (["Mine"], "cannot write Mine.py: File exists. Fix: another name, or another --output"),
+        (["my-loss"], "'my-loss' is not a valid name.*Fix: use letters"),
+        (["class"], "'class' is not a valid name"),
+        (["__main__"], "'__main__' is not a valid name"),
+        (["Mine"], "cannot write Mine.py: File exists. Fix: use another name, or another --output"),
         (["Mine", "--output", "absent/mine.py"], "cannot write absent/mine.py: No such file"),
         (["Mine", "--output", "mine.txt"], "mine.txt is not the name of a Python file"),
     ],

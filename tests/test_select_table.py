@@ -364,7 +364,7 @@ def test_a_search_is_trained_chosen_and_exported(hmoe, tmp_path):
         (
             "class Mine: pass",
             "Mine",
-            r"no algorithm 'Mine' \(Mine is there, but no subclass of Algorithm\)",
+            r"no algorithm 'Mine' \(Mine exists, but is not a subclass of Algorithm\)",
         ),
         (
             "x = 1\ndef (",
@@ -377,7 +377,7 @@ def test_a_search_is_trained_chosen_and_exported(hmoe, tmp_path):
             "Mine",
             r"ModuleNotFoundError: .* \(line 2\)\. Fix: correct that line of my own.py",
         ),
-        (MINE, "My Mine", r"no algorithm 'My Mine'\. Fix: name one that it has: Mine"),
+        (MINE, "My Mine", r"no algorithm 'My Mine'\. Fix: use one of its algorithms: Mine"),
         (None, "Mine", "cannot be read"),
     ],
 )

@@ -42,7 +42,7 @@ def tap_points(network: nn.Module) -> list[nn.Module]:
     if stages:
         return stages
     raise HmoeError(
-        f"MIRO does not know where to compare features of a {type(network).__name__}.",
+        f"MIRO cannot compare features of a {type(network).__name__}: it has no known stages.",
         fix=f"use a network with stages {', '.join(STAGES)}, or with a list `blocks` or `norms`.",
     )
 
@@ -58,8 +58,8 @@ def tapped(
         x: input of the network.
 
     Returns:
-        The network's output, and the outputs of `points` in float32, in the order in which they
-        are computed.
+        The network's output, and the outputs of `points` in float32, in the order of their
+        computation.
     """
     outputs = []
 
@@ -101,8 +101,8 @@ class MIRO(ERM):
     of the pretrained network.
 
     Loss: cross entropy + ld * sum over stages of mean((f - f_0)^2 / v + log v) / 2 (eq. 8), with
-    the oracle's features f_0 and a learnt variance v per channel. Deviations: the oracle has the
-    weights that the featurizer begins with, and stages suit the network (`tap_points`, which raises
+    the oracle's features f_0 and a learnt variance v per channel. Deviations: the oracle is a copy
+    of the initial featurizer, and the stages depend on the network (`tap_points`, which raises
     `HmoeError` for an unknown one).
     """
 
@@ -124,11 +124,13 @@ class MIRO(ERM):
         return features
 
     def train(self, mode: bool = True):
+        """Set the mode of all parts but the pretrained copy, which stays in evaluation mode."""
         super().train(mode)
         self.pretrained.eval()
         return self
 
     def make_optimizer(self):
+        """Build Adam with a higher learning rate, times `lr_mult`, for the variances."""
         rate = self.hparams["lr"] * self.hparams["lr_mult"]
         network = {"params": self.network_parameters()}
         return self.adam([network, {"params": self.b.parameters(), "lr": rate}])
@@ -163,7 +165,7 @@ class URM(ERM):
 
     Losses in turn: cross entropy + urm_adv_lambda * BCE(d(z), 1) for the network, then
     BCE(d(noise), 1) + urm_adv_lambda * BCE(d(z), 0) for the discriminator d. Deviations: the
-    activation follows any featurizer; DomainBed's choice "identity" does not exist.
+    activation follows any featurizer, and DomainBed's choice "identity" does not exist.
     """
 
     HPARAMS = ERM.HPARAMS | declared_hparams("URM")
@@ -176,6 +178,7 @@ class URM(ERM):
         self.discriminator = MLP((self.featurizer.num_features, *hidden, 1), nn.LeakyReLU)
 
     def make_optimizer(self):
+        """Build Adam with a learning rate for the network and one for the discriminator."""
         adversary = {"params": self.discriminator.parameters()}
         adversary["lr"] = self.hparams["urm_discriminator_lr"]
         return self.adam([{"params": self.network_parameters()}, adversary])
@@ -185,7 +188,7 @@ class URM(ERM):
 
         Args:
             z: features or noise (B, F).
-            target: 1 for noise, 0 for features; label smoothing draws numbers near it.
+            target: 1 for noise, 0 for features. Label smoothing draws numbers near it.
         """
         width = self.hparams["urm_discriminator_label_smoothing"]
         logits = self.discriminator(z)[:, 0]
@@ -195,6 +198,7 @@ class URM(ERM):
         return F.binary_cross_entropy_with_logits(logits, targets)
 
     def steps(self, minibatches):
+        """Update the network on `loss`, then the discriminator on `L_d`."""
         x, y = concatenate(minibatches)
         weight = self.hparams["urm_adv_lambda"]
         z = self.features(x)
@@ -230,15 +234,17 @@ def decay(schedule: str, t: int) -> float:
 
 # %% ../../nbs/04_algorithms/11_anchors.ipynb #def-scheduled
 class Scheduled(Algorithm):
-    """Base of algorithms whose learning rates follow the hyper-parameter `schedule`, if they have
-    it (`decay`)."""
+    """Base of algorithms whose learning rates follow a schedule.
+
+    The hyper-parameter `schedule` names it (`decay`). Without one the rates are constant.
+    """
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
         super().__init__(input_shape, num_classes, num_domains, hparams)
         self.epochs_done = 0
 
     def on_epoch(self, epoch: int):
-        """Note that `epoch` epochs are done; the trainer calls this after each."""
+        """Store the number of finished epochs, after each epoch."""
         self.epochs_done = epoch
 
     def rate_factor(self, epochs: bool = False) -> float:
@@ -256,6 +262,7 @@ class Scheduled(Algorithm):
         return [self.hparams["lr"] * self.rate_factor()]
 
     def update(self, minibatches, unlabeled=None):
+        """Set the learning rates of the schedule, and make one update."""
         if self.optimizer is None:
             self.optimizer = self.make_optimizer()
         if self.hparams.get("schedule", "none") != "none":
@@ -265,14 +272,14 @@ class Scheduled(Algorithm):
 
 # %% ../../nbs/04_algorithms/11_anchors.ipynb #def-near-zero
 def start_near_zero(head: nn.Module):
-    """Initialise the last layer of a classifier in place, with tiny weights and no bias."""
+    """Initialise the last layer of a classifier in place, with weights near 0 and zero bias."""
     last = head if isinstance(head, nn.Linear) else head[-1]
     nn.init.normal_(last.weight, std=0.001)
     nn.init.zeros_(last.bias)
 
 # %% ../../nbs/04_algorithms/11_anchors.ipynb #def-aggregate
 def of_large_networks(table: str) -> dict[str, HParam]:
-    """Return the hyper-parameters of `table`, which exist only with the networks in `LARGE`."""
+    """Return the hyper-parameters of `table`, restricted to the networks in `LARGE`."""
     declared = declared_hparams(table).items()
     return {name: replace(h, requires=("network", LARGE)) for name, h in declared}
 
@@ -286,8 +293,8 @@ _DMG = ERM.HPARAMS | declared_hparams("aggregates") | of_large_networks("aggrega
 class Aggregate(Scheduled, ERM):
     """Baseline of DMG (Chattopadhyay et al., 2020, section 4): one model on all training domains.
 
-    Loss: the mean cross entropy of all images; the sampler 'pooled' keeps the domains' natural
-    proportions. Deviation: the learning rate is constant unless `schedule` says otherwise.
+    Loss: the mean cross entropy of all images. The sampler 'pooled' keeps the domains' natural
+    proportions. Deviation: the learning rate is constant by default (`schedule`).
     """
 
     HPARAMS = _DMG | of_large_networks("Aggregate-large")
@@ -304,7 +311,7 @@ class Aggregate(Scheduled, ERM):
 class MultiHeaded(Scheduled):
     """Baseline of DMG (Chattopadhyay et al., 2020, section 4): one head per training domain.
 
-    Loss: the mean cross entropy of all images, each by the head of its domain. Test domains get
+    Loss: the mean cross entropy of all images, each under the head of its domain. Test domains get
     the mean of the heads' logits. Deviations: validation uses that mean, too, and
     `domainbed_compat` makes all heads one module, as the released code for AlexNet does.
     """
@@ -335,7 +342,7 @@ class MultiHeaded(Scheduled):
 
         Args:
             x: images (B, C, H, W).
-            domain: index of the training domain whose head is used; None averages all heads.
+            domain: index of the training domain whose head is used. None averages all heads.
         """
         z = self.featurizer(x)
         if domain is not None:

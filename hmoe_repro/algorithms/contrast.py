@@ -46,7 +46,7 @@ def partners(y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         y: sorted labels (B,).
 
     Returns:
-        Two tensors of indices (B,); within each class both are random orders of it.
+        Two tensors of indices (B,), each a random permutation within every class.
     """
     first = []
     second = []
@@ -64,9 +64,9 @@ class SelfReg(ERM):
     """Self-supervised contrastive regularisation (Kim et al., 2021), without negatives.
 
     Loss: nll + min(nll, 1) * (lam D(other) + (1 - lam) D(mixture)), with lam ~ Beta(0.5, 0.5). D is
-    the mean squared difference of the logits + 0.3 times that of the features from projected ones,
-    of another image of the class or of a mixture of two. Deviations: no curriculum of domains and
-    no averaged weights; DomainBed never trains the projection (`domainbed_compat`).
+    the mean squared difference of logits + 0.3 times the one of features and projected features, to
+    another image of the class or to a mixture of two. Deviations: no curriculum of domains and no
+    averaged weights. DomainBed never trains the projection (`domainbed_compat`).
     """
 
     HPARAMS = ERM.HPARAMS | declared_hparams("SelfReg")
@@ -114,8 +114,8 @@ def inverse_hessian(v, risk, weight, published: bool = False) -> torch.Tensor:
         v: tensor of the shape of `weight`.
         risk: scalar that depends on `weight`.
         weight: the parameter.
-        published: whether the first term is left out and the second one counts twice, as in the
-            released code of TRM.
+        published: whether to drop the first term and count the second one twice, as in the released
+            code of TRM.
 
     Returns:
         A tensor of the shape of `weight`, without gradient.
@@ -140,8 +140,8 @@ class TRM(ERM):
 
     Loss from update `iters` on: cross entropy + mean over domains q of `transfer_risk`. Deviations:
     a head makes thirty steps of descent per update instead of finding its optimum, and
-    `domainbed_compat` repeats the released code's series and weights. `HmoeError` for a single
-    training domain, or a classifier that is not linear.
+    `domainbed_compat` repeats the released code's series and weights. A single training domain or
+    a classifier that is not linear raises `HmoeError`.
     """
 
     HPARAMS = ERM.HPARAMS | declared_hparams("TRM")
@@ -156,6 +156,7 @@ class TRM(ERM):
         self.register_buffer("alpha", 1 - torch.eye(num_domains))
 
     def make_optimizer(self):
+        """Build Adam over the network without the heads, which `fit_heads` trains."""
         return self.adam(self.network_parameters())
 
     def fit_heads(self, parts):
@@ -174,11 +175,11 @@ class TRM(ERM):
                 torch._foreach_add_(parameters, slopes, alpha=-0.1)
 
     def transfer_risk(self, q: int, parts):
-        """Compute the risk of the head of domain q in the other domains, less the agreement of
-        gradients: sum over p of alpha_qp R_p - cos_lambda <H^-1 grad sum, grad R_q>.
+        """Compute the transfer risk of the head of domain q, and update its weights alpha.
 
-        The weights alpha are updated. With `domainbed_compat` the gradient has the weights after
-        that, as in the released code, where the backward pass reads `alpha` through a view.
+        The value is sum over p of alpha_qp R_p - cos_lambda <H^-1 grad sum, grad R_q>. With
+        `domainbed_compat` the gradient has the updated weights, as in the released code, whose
+        backward pass reads `alpha` through a view.
 
         Args:
             q: index of a domain.
@@ -225,8 +226,8 @@ class Transfer(ERM):
 
     Losses in turn: cross entropy for the network, then t_lambda * (largest - smallest domain risk
     of the adversary) for the featurizer, which the adversary maximises in a ball of radius `delta`
-    around the classifier. Deviation: `gda` gives SGD the network; DomainBed's never trains it
-    (`domainbed_compat`). `HmoeError` for a frozen featurizer.
+    around the classifier. Deviation: with `gda` SGD trains the network, and DomainBed's never does
+    (`domainbed_compat`). A frozen featurizer raises `HmoeError`.
     """
 
     HPARAMS = ERM.HPARAMS | declared_hparams("Transfer")
@@ -237,6 +238,7 @@ class Transfer(ERM):
         self.adversary = copy.deepcopy(self.classifier)
 
     def make_optimizer(self):
+        """Build Adam over the network, or SGD with `gda`."""
         if not self.hparams["gda"]:
             return self.adam(self.network_parameters())
         moved = self.network_parameters()
@@ -250,7 +252,7 @@ class Transfer(ERM):
         return self.hparams["t_lambda"] * (risks.max() - risks.min())
 
     def attack(self, z, minibatches):
-        """Move the adversary from the classifier to a larger gap, within the ball."""
+        """Increase the adversary's gap by gradient ascent within the ball around the classifier."""
         centre = [p.detach() for p in self.classifier.parameters()]
         adversary = list(self.adversary.parameters())
         for _ in range(self.hparams["d_steps_per_g"]):
@@ -264,6 +266,7 @@ class Transfer(ERM):
                     p.copy_(c + shorter * d)
 
     def steps(self, minibatches):
+        """Step on the cross entropy, then on the gap, and fit the adversary."""
         x, y = concatenate(minibatches)
         images = [x for x, _ in minibatches]
         loss = F.cross_entropy(self.predict(x), y)
@@ -288,8 +291,8 @@ def supervised_contrast(z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         y: labels (B,).
 
     Returns:
-        A scalar: the mean over the images that have another one of their class, and one more of
-        loss zero.
+        The sum of the losses of the n images that share their class with another one, divided by
+        n + 1: a scalar.
     """
     z = F.normalize(z)
     others = 1 - torch.eye(len(z), device=z.device, dtype=z.dtype)
@@ -302,16 +305,16 @@ def supervised_contrast(z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 # %% ../../nbs/04_algorithms/17_contrast.ipynb #def-remixed
 def remix_pairs(y, d, num_classes: int, published: bool = False) -> torch.Tensor:
-    """Draw, for each class, an image and another one of it from another domain.
+    """Draw, for each class, two of its images from different domains.
 
-    Classes without such a pair are left out. Drawn with torch's global generator.
+    Classes without such a pair are left out. The draws use torch's global generator.
 
     Args:
         y: labels (B,).
         d: domains (B,).
-        num_classes: classes that there are.
-        published: whether indices within the class are used as indices of the whole batch, as in
-            the released code of ADRMX.
+        num_classes: number of classes.
+        published: whether to use indices within the class as indices of the whole batch, as the
+            released code of ADRMX does.
 
     Returns:
         Indices (2, at most num_classes).
@@ -333,13 +336,13 @@ def remix_pairs(y, d, num_classes: int, published: bool = False) -> torch.Tensor
 # %% ../../nbs/04_algorithms/17_contrast.ipynb #def-adrmx
 @register("ADRMX", paper="Demirel et al., 2023", needs_domain_labels=True, family="contrast")
 class ADRMX(ERM):
-    """Additive disentanglement with remix loss (Demirel et al., 2023): label features minus domain
-    features, the invariant features, are to be free of the domain.
+    """Additive disentanglement with remix loss (Demirel et al., 2023): invariant features are label
+    features minus domain features.
 
-    Loss: cross entropies of the classes from label and from invariant features + dclf_lambda *
-    domain loss + rmxd_lambda * remix loss + cnt_lambda * `supervised_contrast` - disc_lambda * L_d;
-    in most updates only L_d, by the discriminator alone. Deviation: remix pairs are of one class
-    unless `domainbed_compat`. `HmoeError` for a single training domain.
+    Loss: nll(label features) + nll(invariant features) + dclf_lambda * domain loss + rmxd_lambda *
+    remix loss + cnt_lambda * `supervised_contrast` - disc_lambda * L_d. Most updates train the
+    discriminator alone, on its loss L_d. Deviation: remix pairs are of one class unless
+    `domainbed_compat`. A single training domain raises `HmoeError`.
     """
 
     HPARAMS = ERM.HPARAMS | declared_hparams("ADRMX")
@@ -358,6 +361,7 @@ class ADRMX(ERM):
         self.classifier, self.invariant_classifier, self.domain_classifier = classifiers
 
     def make_optimizer(self):
+        """Build Adam over all parts with the momentum `beta1`."""
         return torch.optim.Adam(
             self.parameters(),
             lr=self.hparams["lr"],
@@ -393,6 +397,7 @@ class ADRMX(ERM):
         return (self.update_count + 1) % (1 + k) < k
 
     def steps(self, minibatches):
+        """Update the discriminator alone, or everything but the discriminator."""
         losses = self.loss(minibatches)
         if self.discriminating():
             moved = list(self.discriminator.parameters())

@@ -25,7 +25,7 @@ from ..networks.search_space import declared_hparams
 
 # %% ../../nbs/04_algorithms/13_dmg.ipynb #def-overlaps
 class _Overlaps(torch.autograd.Function):
-    """`overlaps` with a gradient that is written down."""
+    """Overlaps of masks with a gradient in closed form (`overlaps`)."""
 
     @staticmethod
     def forward(ctx, m, columns):
@@ -43,7 +43,7 @@ class _Overlaps(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad):
-        """Compute the gradient (M, N) of the soft overlap; the thresholded one has none."""
+        """Compute the gradient (M, N) of the soft overlap. The thresholded one has none."""
         m, columns, intersection, union = ctx.saved_tensors
         others = 1 - torch.eye(len(m), device=m.device, dtype=m.dtype)
         of_size = intersection / union.square() * others  # (L, M, M)
@@ -65,8 +65,8 @@ def overlaps(m: Tensor, columns: Tensor) -> Tensor:
         columns: (L, N), 1 where a neuron is at a place.
 
     Returns:
-        (2, L), means over the unordered pairs of domains: of the masks as they are, which has a
-        gradient, and of the masks thresholded at 0.5.
+        (2, L), means over the unordered pairs of domains. The first row is the overlap of the soft
+        masks and has a gradient. The second row is the overlap of the masks thresholded at 0.5.
 
     >>> m = torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
     >>> overlaps(m, torch.ones(1, 3)).round(decimals=4)
@@ -84,7 +84,7 @@ def pair_overlaps(m: Tensor) -> dict[str, Tensor]:
     """Compute the intersection over union of every pair of thresholded masks.
 
     Args:
-        m: masks (M, N); a neuron is kept above 0.5.
+        m: masks (M, N). A neuron is kept above 0.5.
 
     Returns:
         'iou_<d>_<e>' -> a scalar, for the unordered pairs of domains.
@@ -106,9 +106,9 @@ def _kept_neurons(m: torch.Tensor) -> dict:
         m: masks (M, N).
 
     Returns:
-        The fraction `kept` by each domain, the overlap `iou` of each pair and their `mean_iou`, and
-        how many neurons have 0, 1, ..., M `users`. In `kinds`, which older records have alone,
-        'specific' means one user and 'shared' at least two.
+        The number of `neurons`, the fraction `kept` by each domain, the overlap `iou` of each pair,
+        their `mean_iou`, and in `users` how many neurons have 0, 1, ..., M users. `kinds` counts
+        useless (no user), specific (one) and shared neurons. Older records have no `users`.
     """
     overlaps_of_pairs = list(hard_iou(m).values())
     users = neuron_users(m)
@@ -126,12 +126,12 @@ def _kept_neurons(m: torch.Tensor) -> dict:
 def accuracy_of_masks(run: TrainedRun) -> dict[str, dict]:
     """Measure the accuracy of every single mask on every domain.
 
-    Training domains are measured on their test split, or without one on their validation split;
-    test domains on their whole 'in' split.
+    Training domains are measured on their test split, or on their validation split if they have
+    none. Test domains are measured on their whole 'in' split.
 
     Returns:
-        domain -> its `split`, how many `images` that has, and the accuracy there (0 to 1) under the
-        mask of each training domain (`by_mask`).
+        domain -> its `split`, the number of `images` of that split, and the accuracy there (0 to 1)
+        under the mask of each training domain (`by_mask`).
     """
     algorithm = run.algorithm.eval()
     accuracies = {}
@@ -154,8 +154,8 @@ def measure_masks(run: TrainedRun) -> tuple[dict, dict[str, torch.Tensor]]:
     """Measure which neurons the masks of a run keep.
 
     Returns:
-        The scores: neurons kept by place and overall, and the accuracies of `accuracy_of_masks`;
-        and the arrays: the real masks `masks` (M, N), and how many neurons each place has,
+        Scores: neurons kept by place and overall, and the accuracies of `accuracy_of_masks`.
+        Arrays: the real masks `masks` (M, N), and the number of neurons of each place,
         `mask_sizes` (L,).
     """
     masks = run.algorithm.masks
@@ -179,9 +179,9 @@ _OWN_MASK = {"kd": "softscale", "greedy": "greedy"}  # inference mode -> mode of
 
 
 class MaskedERM(Scheduled, ERM):
-    """A network with one mask for each training domain, and the inference modes they give.
+    """Base of DMG: a network with one mask per training domain, and the inference modes.
 
-    `HmoeError` for one training domain, and for places that the network lacks.
+    A single training domain raises `HmoeError`, and so do places that the network lacks.
 
     Attributes:
         masks: the `NetworkMasks`, with real masks (M, N).
@@ -197,7 +197,7 @@ class MaskedERM(Scheduled, ERM):
 
     @classmethod
     def check_domains(cls, num_domains, hparams):
-        """Refuse places that the network lacks, and what `Algorithm.check_domains` refuses."""
+        """Raise `HmoeError` for places that the network lacks, and as `Algorithm.check_domains`."""
         super().check_domains(num_domains, hparams)
         choose_places(hparams["network"], hparams["places"], hparams["reading"])
 
@@ -218,7 +218,7 @@ class MaskedERM(Scheduled, ERM):
         )
 
     def logits(self, x) -> Tensor:
-        """Compute logits (B, C) under the masks that are applied at the moment, or without any."""
+        """Compute logits (B, C) under the masks that are applied now, or without masks."""
         return self.classifier(self.featurizer(x))
 
     def predict(self, x, mode: str = "pred-ens", domain=None):
@@ -227,12 +227,12 @@ class MaskedERM(Scheduled, ERM):
         Args:
             x: images (B, C, H, W).
             mode: 'pred-ens', 'mask-ens', 'kd' or 'greedy'.
-            domain: for 'kd' and 'greedy', the index of a training domain, or of one for each image
+            domain: for 'kd' and 'greedy', the index of a training domain, or one index per image
                 (B,).
 
         Raises:
-            HmoeError: for an unknown mode, and if 'kd' or 'greedy' have no domain, one that was
-                not trained on, or something that is no index.
+            HmoeError: for an unknown mode, and for 'kd' or 'greedy' without the index of a training
+                domain.
         """
         check_choice(mode, (*self.modes, *self.domain_modes), "mode of DMG")
         real = self.masks.real
@@ -255,15 +255,15 @@ class MaskedERM(Scheduled, ERM):
 
         Args:
             x: images (B, C, H, W).
-            domain: index of their training domain; None leaves `domain_modes` out.
-            greedy: whether 'greedy' is computed with a domain. It alone needs a pass that no other
-                mode shares, and only the choice of an epoch uses it.
+            domain: index of their training domain. None leaves `domain_modes` out.
+            greedy: whether to compute 'greedy' if there is a `domain`. No other mode shares its
+                pass, and only the choice of an epoch uses it.
 
         Returns:
             mode -> logits.
 
         Raises:
-            HmoeError: for a domain that was not trained on.
+            HmoeError: for a domain that is not a training domain.
         """
         m = self.masks.probabilities()
         rows = [m, m.mean(0, keepdim=True)]
@@ -287,7 +287,7 @@ class DMG(MaskedERM):
 
     Loss (eq. 2): L_ce(masks b ~ Bernoulli(m)) + lambda_o sum over places of sIoU(m_d, m_e) +
     lambda_s ||m||_1, with m the sigmoid of the real masks. Deviation: `reading` 'released', the
-    default, takes the mean of sIoU over pairs of domains; 'paper' takes the sum.
+    default, takes the mean of sIoU over pairs of domains, and 'paper' the sum.
     """
 
     def make_optimizer(self):
@@ -298,7 +298,7 @@ class DMG(MaskedERM):
         return torch.optim.Adam(groups, weight_decay=self.hparams["weight_decay"], fused=True)
 
     def rates(self):
-        """Return the present learning rates of network and masks, as their schedule says."""
+        """Return the scheduled learning rates of network and masks at the next update."""
         h = self.hparams
         paper = h["reading"] == "paper"
         factor = self.rate_factor(epochs=paper)
@@ -308,7 +308,7 @@ class DMG(MaskedERM):
     def loss(self, minibatches):
         """Compute 'loss', 'nll' and the overlaps of the masks, soft and thresholded, by place.
 
-        Once in `PAIRS_EVERY` updates, the thresholded overlap of every pair is reported, too.
+        One in `PAIRS_EVERY` updates also reports the thresholded overlap of every pair.
         """
         h = self.hparams
         x, y = concatenate(minibatches)

@@ -43,11 +43,11 @@ _CHECKOUT = "the checkout of DomainBed"
 
 
 def _hash_of_code(package: Path, imported: set[str]) -> str:
-    """Hash the code that training uses: of a checkout's package, and of other imported modules.
+    """Hash the code that training uses: a checkout's package and other imported modules.
 
     Args:
-        package: folder of the package `domainbed`; scripts, tests and data sets are not counted.
-        imported: names of modules; those of installed packages are not counted.
+        package: folder of the package `domainbed`. Scripts, tests and data sets do not count.
+        imported: names of modules. Modules of installed packages do not count.
 
     Returns:
         Twelve hexadecimal digits of SHA-256.
@@ -67,7 +67,7 @@ def _hash_of_code(package: Path, imported: set[str]) -> str:
 
 
 def _forget_checkout():
-    """Remove the modules of DomainBed from those that are imported."""
+    """Remove the modules of DomainBed from the imported modules."""
     for name in list(sys.modules):
         if name.partition(".")[0] == "domainbed":
             del sys.modules[name]
@@ -75,10 +75,10 @@ def _forget_checkout():
 
 @functools.cache
 def _import_checkout(folder: Path) -> SimpleNamespace:
-    """Import a checkout of DomainBed, whose `networks` then make the featurizers of this library.
+    """Import a checkout of DomainBed, and make its `networks` build our featurizers.
 
     Args:
-        folder: of the checkout.
+        folder: folder of the checkout.
 
     Returns:
         Its modules `algorithms`, `hparams_registry` and `networks`, the `hash` of its code, and
@@ -96,11 +96,11 @@ def _import_checkout(folder: Path) -> SimpleNamespace:
     if loaded and str(package) not in map(str, loaded.__path__):
         raise HmoeError(
             "this process already uses another DomainBed.",
-            fix="start Python again, to use another checkout.",
+            fix="restart Python to use another checkout.",
         )
     sys.path.insert(0, str(folder))
     before = {*sys.modules}
-    watch(package, _CHECKOUT, {}, folder, modules=True)  # which become part of the hash
+    watch(package, _CHECKOUT, {}, folder, modules=True)  # imported modules become part of the hash
     try:
         names = ("algorithms", "hparams_registry", "networks")
         with time_limit():
@@ -113,7 +113,7 @@ def _import_checkout(folder: Path) -> SimpleNamespace:
         missing = getattr(error, "name", None)
         raise HmoeError(
             f"DomainBed cannot be imported from {folder}: {type(error).__name__}: {error}.",
-            fix=f"pip install what {missing} belongs to." if missing else "repair the checkout.",
+            fix=f"install the package of {missing}." if missing else "repair the checkout.",
         ) from error
     finally:
         sys.path.remove(str(folder))
@@ -128,7 +128,7 @@ def _library_featurizer(input_shape, hparams) -> nn.Module:
 
     Args:
         input_shape: (C, H, W) of an image.
-        hparams: those of DomainBed, and under 'hmoe' those of this library.
+        hparams: DomainBed's hyper-parameters, and under 'hmoe' this library's.
 
     Returns:
         The featurizer, whose width is also its `n_outputs`.
@@ -148,8 +148,8 @@ def _checkout() -> SimpleNamespace:
     path = CONFIG.domainbed or os.environ.get("HMOE_DOMAINBED")
     if not path:
         raise HmoeError(
-            "an algorithm domainbed:NAME comes from your checkout of DomainBed, and none is named.",
-            fix="--domainbed PATH, or HMOE_DOMAINBED=PATH.",
+            "an algorithm domainbed:NAME needs a checkout of DomainBed, and its folder is not set.",
+            fix="set --domainbed PATH, or HMOE_DOMAINBED=PATH.",
         )
     return _import_checkout(resolved(path))
 
@@ -164,10 +164,10 @@ class _Trial:
     """Distribution of one hyper-parameter in DomainBed's random trials.
 
     Attributes:
-        registry: its module `hparams_registry`.
+        registry: DomainBed's module `hparams_registry`.
         algorithm: name of a class of DomainBed.
         dataset: one of DomainBed's data sets.
-        name: of the hyper-parameter.
+        name: name of the hyper-parameter.
         kind: type of its values.
     """
 
@@ -205,7 +205,7 @@ def _declare(registry, algorithm: str) -> dict[str, HParam]:
         values = [example[name] for example in examples]
         kind = type(small[name])
         if kind is int and any(isinstance(value, (float, np.floating)) for value in values):
-            kind = float  # its registry says 1 and draws 0.7
+            kind = float  # DomainBed's default is 1 and a draw is 0.7
         defaults = {}
         if exception[name] != large[name]:
             defaults[_EXCEPTION] = kind(exception[name])
@@ -221,12 +221,11 @@ def _declare(registry, algorithm: str) -> dict[str, HParam]:
     return declared
 
 # %% ../../nbs/04_algorithms/23_domainbed_adapter.ipynb #def-state
-_OF_MODULES = set(vars(nn.Module()))  # what any module has, and `state_dict` knows
+_OF_MODULES = set(vars(nn.Module()))  # attributes of every module, covered by `state_dict`
 
 
 def _state_of_module(module: nn.Module) -> dict:
-    """Describe a module: its weights, the further attributes of its parts, and which parameters
-    are trained."""
+    """Describe a module by weights, further attributes of its parts, and trained parameters."""
     attributes = {}
     for path, part in module.named_modules():
         own = {name: value for name, value in vars(part).items() if name not in _OF_MODULES}
@@ -236,10 +235,10 @@ def _state_of_module(module: nn.Module) -> dict:
 
 
 def _state(value):
-    """Describe, as a tree of plain data, all that training may have changed in `value`.
+    """Describe everything that training may have changed in `value`, as a tree of plain data.
 
     Returns:
-        {kind: content} with a kind that `_restore` knows; None for a constant.
+        {kind: content} with a kind that `_restore` accepts, or None for a constant.
 
     Raises:
         HmoeError: for a type that a checkpoint cannot hold.
@@ -267,7 +266,7 @@ def _state(value):
 # %% ../../nbs/04_algorithms/23_domainbed_adapter.ipynb #def-restore
 def _not_resumed(reason: str) -> HmoeError:
     """Return the error for a run that cannot be resumed."""
-    fix = "remove the run's folder; it starts again."
+    fix = "remove the run's folder, and train it again from the start."
     return HmoeError(f"the run cannot be resumed: {reason}.", fix)
 
 
@@ -287,7 +286,7 @@ def _restore_dict(content: list, current):
         restored[key] = _restore(element, (current or {}).get(key))
     if not current:
         return restored
-    current.clear()  # and not replaced: it may be of a class of its own
+    current.clear()  # changed in place: its class may be a subclass of dict
     current.update(restored)
     return current
 
@@ -297,11 +296,11 @@ def _load_optimizer(state: dict, current):
     try:
         current.load_state_dict(copy.deepcopy(state))
     except ValueError as error:
-        raise _not_resumed(f"a later optimiser is of other weights ({error})") from None
+        raise _not_resumed(f"a later optimiser has other weights ({error})") from None
 
 
 def _load_module(content: tuple, current: torch.nn.Module):
-    """Load weights, the attributes of the parts, and which parameters are trained."""
+    """Load the weights, attributes and trained parameters that `_state_of_module` described."""
     weights, attributes_of_parts, trained = content
     current.load_state_dict(weights)
     for name, parameter in current.named_parameters():  # a class may freeze its first updates
@@ -315,7 +314,7 @@ def _restore(saved: dict | None, current):
 
     Args:
         saved: result of `_state`.
-        current: the object that has the state's place in an algorithm that was built anew.
+        current: the corresponding object of a newly built algorithm.
 
     Raises:
         HmoeError: for a part that does not exist, or an optimiser of other weights.
@@ -346,8 +345,10 @@ def _restore(saved: dict | None, current):
 
 # %% ../../nbs/04_algorithms/23_domainbed_adapter.ipynb #def-explained
 def _line_of_checkout(error: Exception) -> str:
-    """Return ' in line N of FILE (`its text`)' for the last line of DomainBed that an error passed
-    through; '' if there is none."""
+    """Return ' in line N of FILE (`its text`)' for the last line of DomainBed in a traceback.
+
+    It is '' if there is none.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     frames = [frame for frame in frames if "domainbed" in Path(frame.filename).parts]
     if not frames:
@@ -363,7 +364,7 @@ def _with_line(name: str):
     """Context manager: raise errors of the checkout's code as `HmoeError`s with their line.
 
     Args:
-        name: of the algorithm.
+        name: name of the algorithm.
     """
     try:
         yield
@@ -373,21 +374,23 @@ def _with_line(name: str):
         cuda = any(word in str(error).lower() for word in ("cuda", "nvidia"))
         absent = isinstance(error, ImportError) or "install" in str(error).lower()
         if torch.get_default_device().type == "meta" and not (cuda or absent):
-            raise  # built without numbers, to try its options
+            raise  # built on the meta device, to check options
         if cuda:
-            fix = "--device cuda, on a machine that has one: this class calls CUDA itself."
+            fix = "use --device cuda on a machine with a GPU, because this class calls CUDA itself."
         elif absent:
             fix = "install the package."
         else:
-            fix = "correct that line of your checkout; the changed code makes a new run."
+            fix = "correct that line of your checkout. The changed code makes a new run."
         reason = type(error).__name__ + (f": {error}" if str(error) else "")
         cause = f"{name} failed{_line_of_checkout(error)}: {reason}."
         raise HmoeError(cause, fix=fix) from error
 
 # %% ../../nbs/04_algorithms/23_domainbed_adapter.ipynb #def-loader
 class _Loader:
-    """Validation batches (x, y) of one domain, as DomainBed's classes expect a loader: they
-    iterate over it once, and then ask for its length."""
+    """Validation batches (x, y) of one domain, in the form of DomainBed's loaders.
+
+    DomainBed's classes iterate over a loader once, and then read its length.
+    """
 
     def __init__(self, batches):
         self.batches = batches
@@ -408,13 +411,12 @@ class _Loader:
 class DomainBedAlgorithm(Algorithm):
     """Base of the classes of a user's checkout of DomainBed, under this library's interface.
 
-    Raises `HmoeError` with the line if their code fails.
+    Errors of their code are raised as `HmoeError` with the line.
 
     Attributes:
         source: the class of DomainBed.
         package: folder of its code.
-        unread: hyper-parameters of DomainBed that are passed on unchanged: for small images, and
-            for large ones.
+        unread: hyper-parameters that are passed on unchanged, for small and for large images.
         inner: the instance of `source` that is trained.
         ended: whether a schedule of the class has ended the updates.
         reported: the last losses.
@@ -444,13 +446,13 @@ class DomainBedAlgorithm(Algorithm):
         return self
 
     def _match_layouts(self):
-        """Hook the optimisers of the class and of its parts, those of the last update included."""
+        """Hook the optimisers of the class and of its parts, also those of the last update."""
         for part in self.modules():
             for value in vars(part).values():
                 match_layouts(value)
 
     def update(self, minibatches, unlabeled=None):
-        """Make one update of the class; none after its schedule has ended."""
+        """Make one update of the class, unless its schedule has ended."""
         if not self.ended:
             self._match_layouts()
             with _with_line(self.name):
@@ -484,7 +486,7 @@ class DomainBedAlgorithm(Algorithm):
         return logits
 
     def _first_update(self):
-        """Make one update on noise, for the parts that it creates, and restore the generators."""
+        """Make one update on noise, which creates further parts, and restore the generators."""
         device = next(self.parameters()).device
         noise = random_batches(self.num_domains, self.input_shape, self.num_classes, seed=0)
         before = random_state(device)
@@ -512,7 +514,7 @@ class DomainBedAlgorithm(Algorithm):
             _restore(state, self)
 
 # %% ../../nbs/04_algorithms/23_domainbed_adapter.ipynb #def-domainbed-algorithm
-_OWN_FEATURIZER = {"URM"}  # it asserts that its featurizer is of one of DomainBed's classes
+_OWN_FEATURIZER = {"URM"}  # asserts that its featurizer has a class of DomainBed
 
 
 def _with_files(checkout: SimpleNamespace, source: type) -> str:
@@ -523,7 +525,7 @@ def _with_files(checkout: SimpleNamespace, source: type) -> str:
         source: the class.
 
     Returns:
-        The hash of the code, or with files twelve hexadecimal digits of SHA-256 of code and files.
+        The hash of the code, or of code and files: twelve hexadecimal digits of SHA-256.
 
     Raises:
         HmoeError: for a file that does not exist.
@@ -534,7 +536,7 @@ def _with_files(checkout: SimpleNamespace, source: type) -> str:
     paths = {name: str(checkout.folder / path) for name, path in declared.items()}
     for name, path in paths.items():
         if not Path(path).is_file():
-            cause = f"files of {source.__name__} declares {name!r}, and {path} is no file."
+            cause = f"files of {source.__name__} declares {name!r}, and {path} is not a file."
             raise HmoeError(cause, fix="give its path from the folder of the checkout.")
     source.declared_files = declared
     source.files = paths
@@ -558,14 +560,14 @@ def domainbed_algorithm(name: str) -> type[Algorithm]:
         name: 'domainbed:' and the name of a class.
 
     Raises:
-        HmoeError: if neither `CONFIG` nor HMOE_DOMAINBED names a checkout, and for a checkout that
-            cannot be imported, has no such class, or has one that accepts no other featurizer than
-            DomainBed's.
+        HmoeError: if neither `CONFIG` nor HMOE_DOMAINBED names a checkout, if the checkout cannot
+            be imported or has no such class, and for a class that accepts only DomainBed's
+            featurizers.
     """
     own_name = name.removeprefix(DOMAINBED)
     if own_name in _OWN_FEATURIZER:
-        cause = f"{name} accepts no featurizer but DomainBed's own, and a class gets ours here."
-        raise HmoeError(cause, fix=f"--algorithm {own_name}, which is this library's.")
+        cause = f"{name} accepts only DomainBed's featurizers, and a class gets ours here."
+        raise HmoeError(cause, fix=f"use --algorithm {own_name}, which is this library's.")
     checkout = _checkout()
     source = getattr(checkout.algorithms, own_name, None)
     if not (inspect.isclass(source) and hasattr(source, "update")):

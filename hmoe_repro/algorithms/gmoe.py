@@ -18,12 +18,12 @@ from ..networks.sparse_vit import SPARSE_NETWORKS, draw_linear, expert_layers
 class TransformerERM(ERM):
     """ERM on a vision transformer in the settings of GMoE's authors (Li et al., 2023).
 
-    The classifier is drawn from a truncated normal of standard deviation 0.02. `HmoeError` for
-    networks that are not among `networks`.
+    The classifier is drawn from a truncated normal of standard deviation 0.02. Networks that are
+    not among `networks` raise `HmoeError`.
 
     Attributes:
         networks: name -> network that the class trains.
-        otherwise: algorithms for all other networks, for the error.
+        otherwise: algorithms for all other networks, named in the error message.
     """
 
     HPARAMS = ERM.HPARAMS | declared_hparams("transformers")
@@ -36,11 +36,11 @@ class TransformerERM(ERM):
 
     @classmethod
     def check_domains(cls, num_domains, hparams):
-        """Refuse networks of other kinds, and what `Algorithm.check_domains` refuses."""
+        """Raise `HmoeError` for another type of network, and as `Algorithm.check_domains`."""
         if hparams["network"] not in cls.networks:
             raise HmoeError(
                 f"{cls.name} does not train the network {hparams['network']!r}.",
-                fix=f"one of {', '.join(cls.networks)}, or the algorithm {cls.otherwise}.",
+                fix=f"use one of {', '.join(cls.networks)}, or the algorithm {cls.otherwise}.",
             )
         super().check_domains(num_domains, hparams)
 
@@ -51,9 +51,9 @@ class GMoE(TransformerERM):
     whose late blocks route each patch to k of N experts.
 
     Loss: L_ce + 0.01 sum over layers of L_balance (`method.sparse_moe`). The layers add the
-    gradient of the second term in the backward pass, so the 'loss' that is reported is L_ce alone
-    and 'auxiliary' is the sum before its weight. Deviation: evaluation has no capacity, unless
-    `domainbed_compat`. `HmoeError` for networks without experts.
+    gradient of the second term in the backward pass, so the reported 'loss' is L_ce alone and
+    'auxiliary' is the sum before its weight. Deviation: evaluation has no capacity, unless
+    `domainbed_compat`. Networks without experts raise `HmoeError`.
     """
 
     HPARAMS = TransformerERM.HPARAMS | declared_hparams("GMoE")
@@ -71,7 +71,7 @@ class GMoE(TransformerERM):
 class ERMViT(TransformerERM):
     """Dense control of GMoE (Li et al., 2023): the same transformer and settings, without experts.
 
-    Loss: L_ce. The released code no longer has this baseline. `HmoeError` for other networks.
+    Loss: L_ce. The released code no longer has this baseline. Other networks raise `HmoeError`.
     """
 
     HPARAMS = TransformerERM.HPARAMS | declared_hparams("ERM-ViT")

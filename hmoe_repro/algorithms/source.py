@@ -45,7 +45,7 @@ def _plain(node):
 
 
 def _tree(text: str):
-    """Return `_plain` of a module's text, or the text itself if it is no Python."""
+    """Return the syntax tree of a module as JSON types, or its text if it is not valid Python."""
     try:
         return _plain(ast.parse(text))
     except (SyntaxError, ValueError):
@@ -54,7 +54,7 @@ def _tree(text: str):
 
 @dataclass(frozen=True)
 class DeclaredFile:
-    """File that an algorithm declares in `files`, as it was when the run was planned."""
+    """File that an algorithm declares in `files`, in its state at planning."""
 
     path: str  # absolute
     sha256: str
@@ -66,9 +66,9 @@ class Source:
     """Code that a class needs.
 
     Args:
-        text: a module with this code and nothing else.
+        text: a module with this code alone.
         siblings: relative path -> text of the user's modules that are imported.
-        files: name -> file, for what classes declare in `files`.
+        files: name -> file that a class declares in `files`.
     """
 
     text: str
@@ -77,8 +77,10 @@ class Source:
 
     @functools.cached_property
     def key(self) -> str:
-        """Hash of the code: twelve hexadecimal digits of SHA-256 over the syntax trees of text and
-        siblings, and over the contents of the files."""
+        """Hash of the code, twelve hexadecimal digits.
+
+        SHA-256 over the syntax trees of text and siblings, and over the contents of the files.
+        """
         parts = [_tree(self.text)]
         parts += [[path, _tree(text)] for path, text in sorted(self.siblings.items())]
         if self.files:
@@ -91,14 +93,14 @@ _IMPORTS = (ast.Import, ast.ImportFrom)
 
 
 def _root(node) -> set[str]:
-    """Return the name that `a`, `a.b` or `a[i].c` begins with; an empty set if there is none."""
+    """Return the name that `a`, `a.b` or `a[i].c` begins with, or an empty set."""
     while isinstance(node, (ast.Attribute, ast.Subscript)):
         node = node.value
     return {node.id} if isinstance(node, ast.Name) else set()
 
 
 def _binds(statement: ast.stmt) -> set[str]:
-    """Return the names that a statement defines or whose objects it changes."""
+    """Return the names that a statement defines, and the names of objects that it changes."""
     if isinstance(statement, _DEFINITIONS):
         return {statement.name}
     names = set()
@@ -116,8 +118,10 @@ def _binds(statement: ast.stmt) -> set[str]:
 
 
 def _mentions(statement: ast.stmt, in_file: bool = True) -> set[str]:
-    """Return the names that a statement looks up outside of its functions; in a file, also the
-    texts that could be names."""
+    """Return the names that a statement looks up outside of its functions.
+
+    In a file, strings that could be names are included.
+    """
     nodes = list(ast.walk(statement))
     names = set()
     if in_file:
@@ -142,7 +146,7 @@ def _mentions(statement: ast.stmt, in_file: bool = True) -> set[str]:
 _PURE_CALLS = {"HParam", "register", "Uniform", "LogUniform", "Choice"}  # of this library
 _PLAIN_DECORATORS = {"property", "staticmethod", "classmethod"}
 _DISPLAYS = (ast.Tuple, ast.List, ast.Dict)
-_PLAIN_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.BitOr)  # none that formats a text
+_PLAIN_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.BitOr)  # not `%`: it formats text
 
 
 def _times_bound(body: list[ast.stmt]) -> collections.Counter:
@@ -156,8 +160,8 @@ def _times_bound(body: list[ast.stmt]) -> collections.Counter:
 def _known_names(body: list[ast.stmt]) -> dict[str, str]:
     """Return name -> package of the names whose meaning is certain.
 
-    These are built-in names, and what one import from PyTorch, this library or Python's own modules
-    binds, if no other statement changes it.
+    These are built-in names, and names that are bound once, by an import from PyTorch, this library
+    or Python's standard library.
     """
     times = _times_bound(body)
     for statement in body:
@@ -201,7 +205,7 @@ def _is_quiet_call(node: ast.Call, known: dict[str, str]) -> bool:
 
 
 def _is_quiet_operand(node, known: dict[str, str]) -> bool:
-    """Return whether an operand of a plain operator is a display, or plain, and runs no code."""
+    """Return whether an operand of a plain operator runs no code and is a display or plain."""
     if not _is_quiet_value(node, known):
         return False
     return isinstance(node, _DISPLAYS) or _is_plain(node, known)
@@ -257,8 +261,10 @@ def _is_quiet_in_class(node, known: dict[str, str]) -> bool:
 
 
 def _is_class_value(node, known: dict[str, str]) -> bool:
-    """Return whether a value in the body of a class is no object of the file, which could have
-    hooks."""
+    """Return whether a value in the body of a class cannot be an object of the file.
+
+    Such an object could have hooks (`__set_name__`).
+    """
     built_in = node is None or isinstance(node, (*_DISPLAYS, ast.BinOp))
     return built_in or _is_plain(node, known)
 
@@ -275,8 +281,13 @@ def _is_quiet_assignment(node, known: dict[str, str]) -> bool:
 
 
 def _is_quiet_class(node: ast.ClassDef, known: dict[str, str], quiet: set[str]) -> bool:
-    """Return whether a `class` only defines its class; `quiet` holds the names of quiet classes
-    before it."""
+    """Return whether a `class` statement only defines its class.
+
+    Args:
+        node: the statement.
+        known: names whose meaning is certain (`_known_names`).
+        quiet: names of the quiet classes before it.
+    """
     if node.keywords or getattr(node, "type_params", ()):
         return False
     of_library = {name for name, package in known.items() if package in ("hmoe_repro", "torch")}
@@ -290,7 +301,7 @@ def _is_quiet_class(node: ast.ClassDef, known: dict[str, str], quiet: set[str]) 
 
 
 def _quiet(body: list[ast.stmt]) -> set[int]:
-    """Return the indices of the statements of a file that define a name and run no code of it."""
+    """Return the indices of statements that define a name and run no code of the file."""
     known = _known_names(body)
     times = _times_bound(body)
     positions = set()
@@ -329,7 +340,7 @@ def _is_docstring(statement: ast.stmt) -> bool:
 
 
 def _is_inert(statement: ast.stmt) -> bool:
-    """Return whether a statement is a docstring, or runs in a program alone."""
+    """Return whether a statement is a docstring or an `if __name__ == "__main__"` block."""
     if isinstance(statement, ast.If):
         only_in_a_program = ast.dump(ast.parse('__name__ == "__main__"', mode="eval").body)
         return ast.dump(statement.test) == only_in_a_program and not statement.orelse
@@ -347,8 +358,10 @@ def _registers(statement: ast.stmt, name: str) -> bool:
 
 
 def _named(body: list[ast.stmt], name: str) -> list[int]:
-    """Return the indices of the statements that bind a name, or else of the classes that a
-    decorator registers under it."""
+    """Return the indices of the statements that bind a name.
+
+    If there are none, return the classes that a decorator registers under it.
+    """
     bound = [i for i, statement in enumerate(body) if name in _binds(statement)]
     if bound:
         return bound
@@ -364,7 +377,7 @@ def _reached(start: Iterable[int], binds: list[set], mentions: list[set]) -> lis
         mentions: names that each statement looks up.
 
     Returns:
-        Indices, each statement after those that it depends on.
+        Indices, each after the indices that its statement depends on.
     """
     seen = set()
     order = []
@@ -373,7 +386,7 @@ def _reached(start: Iterable[int], binds: list[set], mentions: list[set]) -> lis
         if i in seen:
             return
         seen.add(i)
-        for name in sorted(mentions[i]):  # not in the order in which cells were run
+        for name in sorted(mentions[i]):  # independent of the order of execution
             for j, bound in enumerate(binds):
                 if name in bound:
                     visit(j)
@@ -385,7 +398,7 @@ def _reached(start: Iterable[int], binds: list[set], mentions: list[set]) -> lis
 
 
 def _needed_in_file(body: list[ast.stmt], name: str) -> list[ast.stmt]:
-    """Return the statements of a file without those that cannot matter to `name`."""
+    """Return the statements of a file that can matter to `name`."""
     live = [statement for statement in body if not _is_inert(statement)]
     named = _named(live, name)
     if not named:
@@ -401,15 +414,17 @@ def _needed_in_file(body: list[ast.stmt], name: str) -> list[ast.stmt]:
 
 # %% ../../nbs/04_algorithms/20_source.ipynb #def-needed-in-cells
 def _is_needed_by_all(statement: ast.stmt) -> bool:
-    """Return whether a statement of a cell belongs to every class: an import from `__future__`, or
-    of all names of a module."""
+    """Return whether every class needs a statement of a cell.
+
+    These are imports from `__future__` and `from module import *`.
+    """
     if isinstance(statement, ast.ImportFrom):
         return statement.module == "__future__" or statement.names[0].name == "*"
     return False
 
 
 def _needed_in_cells(body: list[ast.stmt], name: str) -> list[ast.stmt]:
-    """Return the statements of cells that `name` depends on, each after those that it mentions."""
+    """Return the statements of cells that `name` depends on, in the order of dependence."""
     live = [statement for statement in body if not _is_docstring(statement)]
     mentions = [_mentions(statement, in_file=False) for statement in live]
     imported = set()
@@ -427,7 +442,7 @@ def _needed_in_cells(body: list[ast.stmt], name: str) -> list[ast.stmt]:
 
 # %% ../../nbs/04_algorithms/20_source.ipynb #def-segment
 def _segment(text: str, statement: ast.stmt) -> str:
-    """Return the text of a statement, its decorators included."""
+    """Return the text of a statement and its decorators."""
     decorators = getattr(statement, "decorator_list", ())
     first = min([statement.lineno, *(decorator.lineno for decorator in decorators)])
     lines = text.split("\n")[first - 1 : statement.end_lineno]
@@ -438,7 +453,7 @@ def _segment(text: str, statement: ast.stmt) -> str:
 
 
 def _only(text: str, statements: list[ast.stmt]) -> str:
-    """Return a file's text with nothing but some statements, each in its line."""
+    """Return a file's text reduced to some statements, each in its line."""
     lines = [""] * len(text.split("\n"))
     for statement in statements:
         part = _segment(text, statement).split("\n")
@@ -462,8 +477,10 @@ def _defines(statement: ast.stmt) -> set[str]:
 
 
 def _last_cells(cells: Iterable[str]) -> str:
-    """Return the statements in force after some cells, as one text; cells that are no Python are
-    left out."""
+    """Return the statements in force after some cells, as one text.
+
+    Cells that are not valid Python are left out.
+    """
     statements = []
     for cell in cells:
         try:
@@ -486,7 +503,7 @@ def _last_cells(cells: Iterable[str]) -> str:
 # %% ../../nbs/04_algorithms/20_source.ipynb #def-own-modules
 _RECORDED = {"hmoe_repro", "torch", "torchvision", "timm", "numpy", "pandas", "sklearn"}
 _RECORDED |= {"matplotlib", "safetensors"}  # the record of a run has their versions
-MOST_MODULES = 500  # of one package of the user's
+MOST_MODULES = 500  # files in one package of the user's
 
 
 @functools.cache
@@ -508,8 +525,10 @@ def is_installed(path) -> bool:
 
 
 def _folder_on_path(name: str) -> Path | None:
-    """Return the folder in which Python finds the module `name`; None if that is nowhere, or among
-    installed packages."""
+    """Return the folder where Python finds the module `name`.
+
+    It is None if there is no such module, and for an installed package.
+    """
     try:
         module_spec = importlib.util.find_spec(name)
     except (ImportError, ValueError, AttributeError):
@@ -531,7 +550,7 @@ def _files_below(root: Path, name: str) -> dict[str, Path]:
 
 
 def _refuse_module(name: str, root: Path, files: dict[str, Path]):
-    """Raise `HmoeError` for a module that is compiled, or has more than `MOST_MODULES` files."""
+    """Raise `HmoeError` for a compiled module, or one of more than `MOST_MODULES` files."""
     suffixes = tuple(importlib.machinery.EXTENSION_SUFFIXES)
     compiled = [path for path in files if path.endswith(suffixes)]
     number = sum(path.endswith(".py") for path in files)
@@ -555,7 +574,7 @@ def _files_of(folder: Path, name: str) -> dict[str, Path]:
         name: the module's name.
 
     Returns:
-        Relative path -> file; empty for Python's own modules and those that a record names.
+        Relative path -> file. Empty for Python's standard library and for packages in `_RECORDED`.
 
     Raises:
         HmoeError: for a compiled module, and for a package of more than `MOST_MODULES` files.
@@ -575,11 +594,11 @@ def _files_of(folder: Path, name: str) -> dict[str, Path]:
 
 # %% ../../nbs/04_algorithms/20_source.ipynb #def-siblings
 def _imported(node, depth: int) -> list[str]:
-    """Return the top-level names of the modules that an import statement asks for.
+    """Return the top-level names of the modules that a statement imports.
 
     Args:
         node: the statement.
-        depth: folders between the file and the folder of the class's file.
+        depth: number of folders between the file and the folder of the class's file.
 
     Raises:
         HmoeError: for an import from above that folder.
@@ -588,16 +607,16 @@ def _imported(node, depth: int) -> list[str]:
         return [alias.name.partition(".")[0] for alias in node.names]
     if node.level > depth + 1:
         raise HmoeError(
-            f"{ast.unparse(node)}: this is above the folder of the file.",
-            fix="put what is imported next to the file, or into an installed package.",
+            f"{ast.unparse(node)} imports from above the folder of the file.",
+            fix="put the imported module next to the file, or into an installed package.",
         )
     if node.level not in (0, depth + 1):
-        return []  # of the same package, which is carried as a whole
+        return []  # of the same package, which is stored as a whole
     return [(node.module or alias.name).partition(".")[0] for alias in node.names]
 
 
 def _imported_by_name(node: ast.Call) -> str:
-    """Return the top-level name in a call such as `import_module("helpers")`; '' for others."""
+    """Return the top-level name in a call such as `import_module("helpers")`, else ''."""
     called = getattr(node.func, "attr", getattr(node.func, "id", ""))
     first = node.args[0] if node.args else None
     if called not in ("import_module", "__import__") or not isinstance(first, ast.Constant):
@@ -609,35 +628,36 @@ def read_source(path: Path) -> str:
     """Read the text of a Python file.
 
     Raises:
-        HmoeError: if it cannot be read, and for a device or FIFO.
+        HmoeError: if it cannot be read, or is a device or FIFO.
     """
     try:
         with tokenize.open(plain_file(path, "read")) as file:
             return file.read()
     except (OSError, SyntaxError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise HmoeError(f"the file {path} cannot be read ({reason}).", fix="its path.") from None
+        cause = f"the file {path} cannot be read ({reason})."
+        raise HmoeError(cause, fix="correct its path.") from None
 
 
 def _refuse_import_by_name(node: ast.Call, folder: Path):
-    """Raise `HmoeError` for a call that imports a module of the user's by a text."""
+    """Raise `HmoeError` for a call that imports a module of the user's by a string."""
     name = _imported_by_name(node)
     if name and _files_of(folder, name):
-        cause = f"{ast.unparse(node)}: this imports your module by a text."
+        cause = f"{ast.unparse(node)} imports your module by a string."
         raise HmoeError(cause, fix=f"write `import {name}`.")
 
 
 def _siblings(text: str, folder: Path, depth: int, siblings: dict[str, str]):
-    """Add the user's modules that a file imports to `siblings`, and those that they import.
+    """Add the user's modules that a file imports, directly or indirectly, to `siblings`.
 
     Args:
         text: the file's text.
         folder: folder of the class's file.
-        depth: folders between the two.
-        siblings: relative path -> text of a module; extended in place.
+        depth: number of folders between the two.
+        siblings: relative path -> text of a module. It is extended in place.
 
     Raises:
-        HmoeError: for a module that is imported by a text, or that is no Python.
+        HmoeError: for a module that is imported by a string, or is not valid Python.
     """
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call):
@@ -652,7 +672,11 @@ def _siblings(text: str, folder: Path, depth: int, siblings: dict[str, str]):
 
 
 def _siblings_of_module(path: str, folder: Path, siblings: dict[str, str]):
-    """Add to `siblings` what the module `path` in it imports; `HmoeError` if it is no Python."""
+    """Add the modules that the module `path` of `siblings` imports to `siblings`.
+
+    Raises:
+        HmoeError: if it is not valid Python.
+    """
     try:
         _siblings(siblings[path], folder, path.count("/"), siblings)
     except SyntaxError as error:
@@ -661,7 +685,7 @@ def _siblings_of_module(path: str, folder: Path, siblings: dict[str, str]):
 
 # %% ../../nbs/04_algorithms/20_source.ipynb #def-relative
 def _alias_as_relative(alias: ast.alias, subset: set[str], dots: str) -> list[str]:
-    """Return the statements that import `alias` from next to the file if it is in `subset`."""
+    """Return the statements that import `alias`, as relative imports if it is in `subset`."""
     top, dot, _ = alias.name.partition(".")
     parent, _, last = alias.name.rpartition(".")
     if top not in subset:
@@ -672,12 +696,12 @@ def _alias_as_relative(alias: ast.alias, subset: set[str], dots: str) -> list[st
 
 
 def _as_relative(node, subset: set[str], dots: str) -> str:
-    """Return an import statement in which the modules in `subset` are found next to the file.
+    """Return an import statement that imports the modules in `subset` relatively.
 
     Args:
         node: the statement.
-        subset: top-level names of the modules that are carried.
-        dots: what a relative import of them begins with.
+        subset: top-level names of the stored modules.
+        dots: first characters of a relative import of them.
     """
     if isinstance(node, ast.ImportFrom):
         carried = node.level == 0 and node.module.partition(".")[0] in subset
@@ -689,7 +713,7 @@ def _as_relative(node, subset: set[str], dots: str) -> str:
 
 
 def _relative(text: str, subset: set[str], dots: str) -> str:
-    """Return a module's text with its imports made relative (`_as_relative`), in as many lines."""
+    """Return a module's text with relative imports (`_as_relative`) and unchanged line numbers."""
     nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, _IMPORTS)]
     lines = text.split("\n")
     for node in sorted(nodes, key=lambda n: (n.lineno, n.col_offset), reverse=True):
@@ -706,19 +730,21 @@ def _relative(text: str, subset: set[str], dots: str) -> str:
 # %% ../../nbs/04_algorithms/20_source.ipynb #def-declared
 @functools.lru_cache(maxsize=256)
 def _digest_at(path: str, size: int, modified: int) -> str:
-    """Compute the SHA-256 of a file in a state given by its size and time of modification."""
+    """Compute the SHA-256 of a file, cached by its size and time of modification."""
     return sha256(Path(path))
 
 
 def digest_of(path: Path) -> str:
-    """Return the SHA-256 of a file, computed again only if its size or its time of modification
-    changed."""
+    """Return the SHA-256 of a file.
+
+    It is computed again only if the file's size or time of modification has changed.
+    """
     state = os.stat(path)
     return _digest_at(str(path), state.st_size, state.st_mtime_ns)
 
 
 def _declared_in_class(node: ast.ClassDef) -> list[tuple[str, str]]:
-    """Return the (name, path) of each file that a class declares in a dictionary of texts."""
+    """Return the (name, path) of each file that a class declares in a dictionary of strings."""
     declared = []
     for statement in node.body:
         value = getattr(statement, "value", None)
@@ -744,8 +770,8 @@ def _declared_files(texts: Iterable[str], folder: Path) -> dict[str, DeclaredFil
     """Look up the files that the classes of some modules declare.
 
     Args:
-        texts: the modules.
-        folder: where relative paths begin.
+        texts: the texts of the modules.
+        folder: the folder that relative paths start from.
 
     Returns:
         Name -> file.
@@ -758,7 +784,7 @@ def _declared_files(texts: Iterable[str], folder: Path) -> dict[str, DeclaredFil
         location = plain_file(Path(os.path.abspath(folder / os.path.expanduser(path))), "read")
         if not location.exists():
             cause = f"files declares {name!r} as {path}, and {location} does not exist."
-            raise HmoeError(cause, fix="its path, from the folder of the Python file.")
+            raise HmoeError(cause, fix="correct its path, from the folder of the Python file.")
         declared = DeclaredFile(str(location), digest_of(location), location.stat().st_size)
         if files.setdefault(name, declared) != declared:
             raise HmoeError(f"files declares {name!r} twice.", fix="give each file another name.")
@@ -768,21 +794,25 @@ def _declared_files(texts: Iterable[str], folder: Path) -> dict[str, DeclaredFil
 def source_of(text: str, name: str, folder: Path, in_file: bool = True) -> Source:
     """Extract the source that a class or function depends on.
 
-    Of a file, the `key` of the result covers everything but docstrings, what stands below
-    `if __name__ == "__main__"`, and definitions that `name` does not use and that run no code of
-    the file. Of a program or notebook it covers each statement that binds a name that the class
-    looks up, or changes the object of that name, and so on. In both cases it covers the whole of
-    each module of the user's that is imported, and the contents of the `files` that classes
-    declare. Comments and installed packages are not part of it.
+    The `key` of the result covers
+
+    - for a file: everything but docstrings, code below `if __name__ == "__main__"`, and definitions
+      that `name` does not use and that run no code of the file,
+    - for a program or notebook: each statement that binds a name which the class looks up, or
+      changes its object, and the statements that these depend on,
+    - in both cases: every imported module of the user's as a whole, and the contents of the `files`
+      that classes declare.
+
+    It does not cover comments and installed packages.
 
     Args:
-        text: the file, or the cells of a notebook; if it is no Python, it is the result.
+        text: the file, or the cells of a notebook. Text that is not valid Python is the result.
         name: the class or function.
         folder: folder of the file.
-        in_file: whether the text is a file; calls of a program or notebook do not count.
+        in_file: whether the text is a file. Calls of a program or notebook do not count.
 
     Raises:
-        HmoeError: for an import from above the folder, a module that cannot be carried, or a
+        HmoeError: for an import from above the folder, a module that cannot be stored, or a
             declared file that does not exist.
     """
     try:
@@ -808,7 +838,7 @@ def source_in_main(name: str) -> tuple[Source, Path | None]:
     """Extract the source that a class or function of the running program depends on.
 
     Returns:
-        The source, and the program's file; None for a notebook.
+        The source, and the program's file, which is None for a notebook.
 
     Raises:
         HmoeError: if no cell or line defines it.
@@ -830,12 +860,12 @@ def source_in_main(name: str) -> tuple[Source, Path | None]:
         cause = f"the source of {name} is not available."
         raise HmoeError(cause, fix="define it in a file, or in a cell of a notebook.")
     if not _named(ast.parse(text).body, name):
-        cause = f"{name} is defined at the top of no {unit}."
+        cause = f"{name} is not defined at the top level of any {unit}."
         raise HmoeError(cause, fix="define it there, outside of functions and %%magic.")
     return source_of(text, name, folder, in_file=False), path
 
 # %% ../../nbs/04_algorithms/20_source.ipynb #def-keep
-MOST_CARRIED = 256 * 2**20  # bytes of a declared file that is copied to the runs
+MOST_CARRIED = 256 * 2**20  # largest declared file in bytes that is copied to the runs
 
 
 def _copy_of(folder: Path, declared: DeclaredFile) -> Path:
@@ -844,7 +874,7 @@ def _copy_of(folder: Path, declared: DeclaredFile) -> Path:
 
 
 def _carry(folder: Path, declared: DeclaredFile):
-    """Copy a declared file to the kept sources, unless it is there or too large."""
+    """Copy a declared file to the kept sources, unless it exists there or is too large."""
     copy = _copy_of(folder, declared)
     if declared.size > MOST_CARRIED:
         return
@@ -856,7 +886,7 @@ def _carry(folder: Path, declared: DeclaredFile):
 
 
 def keep(source: Source, folder: Path) -> Path:
-    """Write a source into a folder, as far as it is not there.
+    """Write the missing files of a source into a folder.
 
     Returns:
         The file with its text, `<key>.py`.
@@ -879,8 +909,11 @@ def keep(source: Source, folder: Path) -> Path:
 
 
 def read_kept(path: Path) -> Source | None:
-    """Read the source that `keep` wrote to `path`; None if it, or a file of its folder, was
-    changed."""
+    """Read the source that `keep` wrote to `path`.
+
+    Returns:
+        The source, or None if it or a file of its folder has changed.
+    """
     folder = path.with_suffix("")
     description = path.with_suffix(".json")
     siblings = {}
@@ -898,7 +931,7 @@ def read_kept(path: Path) -> Source | None:
 
 
 def _unchanged_file(folder: Path, declared: DeclaredFile) -> Path | None:
-    """Return the copy of a declared file, or the original, whichever has the hashed content."""
+    """Return the copy or the original of a declared file, if its content has the hash."""
     for path in (_copy_of(folder, declared), Path(declared.path)):
         if path.is_file() and digest_of(path) == declared.sha256:
             return path
@@ -909,10 +942,10 @@ def kept_files(source: Source, folder: Path) -> dict[str, str]:
     """Find the declared files of a source that is kept in a folder.
 
     Returns:
-        Name -> path: the copy, or, of a large file, the original.
+        Name -> path of the copy, or of the original if the file is large.
 
     Raises:
-        HmoeError: if the content of a file is not what was hashed.
+        HmoeError: if the content of a file differs from the hash.
     """
     paths = {}
     for name, declared in source.files.items():
@@ -920,7 +953,7 @@ def kept_files(source: Source, folder: Path) -> dict[str, str]:
         if path is None:
             raise HmoeError(
                 f"the file {name!r} of this run ({declared.path}, {declared.size:,} bytes, SHA-256 "
-                f"{declared.sha256[:12]}...) is missing or was changed.",
+                f"{declared.sha256[:12]}...) is missing or has changed.",
                 fix="put that file back, or plan the run anew.",
             )
         paths[name] = str(path)
@@ -935,7 +968,7 @@ def packed_source(folder: Path, key: str) -> dict[str, bytes]:
         key: the source's hash.
 
     Returns:
-        Relative path -> content; empty if the source is not there, or was changed.
+        Relative path -> content. Empty if the source is missing or has changed.
     """
     path = Path(folder) / f"{key}.py"
     source = read_kept(path) if path.exists() else None

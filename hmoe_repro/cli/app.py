@@ -41,7 +41,7 @@ GROUPS = {  # title of a panel of `hmoe --help` -> commands, in order
 
 
 class _Command(typer.core.TyperCommand):
-    """A command whose help shows many options in panels, by what they are about."""
+    """Command whose help shows many options in panels by topic."""
 
     def get_params(self, ctx):
         """Return arguments and options, and set the panel of each option."""
@@ -58,7 +58,7 @@ class _Command(typer.core.TyperCommand):
 def _help_and_example(command) -> tuple[str, str]:
     """Return the help of a command and its example, both from its docstring.
 
-    Help is its paragraphs, each on one line.
+    The help has each paragraph on one line.
     """
     text, _, example = inspect.getdoc(command).partition("\n\nExample:\n")
     paragraphs = [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
@@ -117,11 +117,11 @@ def _shared_options(
         bool, "Show the version and exit.", "--version", is_eager=True, callback=_show_version
     ) = False,
 ):
-    """Declare the options of `hmoe` itself, which stand before a command."""
+    """Declare the options of `hmoe` itself, which precede a command."""
 
 # %% ../../nbs/11_cli/08_app.ipynb #def-fail
 def _show_warning(message, category, filename, lineno, file=None, line=None):
-    """Print a warning as one line, without the place in the code (`warnings.showwarning`)."""
+    """Print a warning as one line, without its line of code (`warnings.showwarning`)."""
     print(f"hmoe: note: {printable(' '.join(str(message).split()))}", file=file or sys.stderr)
 
 # %% ../../nbs/11_cli/08_app.ipynb #def-output
@@ -129,10 +129,10 @@ _ASCII = {"±": "+/-", "×": "x", "–": "-", "—": "-", "−": "-", "…": "..
 
 
 def _spell_in_ascii(error: UnicodeError) -> tuple[str, int]:
-    """Return the characters that an encoding lacks in ASCII (`codecs.register_error`).
+    """Spell characters that an encoding lacks in ASCII (`codecs.register_error`).
 
     Returns:
-        The text, and the position after the characters.
+        The ASCII text, and the position after the characters.
     """
     text = ""
     for character in error.object[error.start : error.end]:
@@ -142,7 +142,7 @@ def _spell_in_ascii(error: UnicodeError) -> tuple[str, int]:
 
 
 def _prepare_output():
-    """Let the standard streams encode every character, and open those that the caller closed."""
+    """Make the standard streams encode every character, and reopen closed ones."""
     codecs.register_error("hmoe", _spell_in_ascii)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -159,14 +159,14 @@ _STOPPED_MESSAGE = "stopped; finished work is kept, and the same command resumes
 
 
 def _close_output():
-    """Send the rest of the output to nowhere, because its reader has closed the pipe."""
+    """Discard the rest of the output, because its reader has closed the pipe."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _usage_message(error) -> str:
-    """Return the message for an invalid command line, an error of typer.
+    """Return the message for an invalid command line, from typer's error.
 
-    A command line without arguments gets the help instead, which is printed here.
+    For a command line without arguments, the help is printed instead.
     """
     if type(error).__name__ == "NoArgsIsHelpError":
         print(error.format_message())
@@ -176,7 +176,7 @@ def _usage_message(error) -> str:
 
 
 def _run_command() -> int:
-    """Run the command that the arguments of this process name; return the exit status.
+    """Run the command in the arguments of this process, and return the exit status.
 
     An error is printed as one line on standard error.
     """

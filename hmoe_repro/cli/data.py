@@ -94,7 +94,7 @@ def data_download_command(
     check_choice(name, KNOWN, "data set to download")
     if sha256 and len(sha256) != len(archives):
         cause = f"{len(sha256)} checksums for {len(archives)} archives."
-        raise HmoeError(cause, fix="one --sha256 for each --archive, in the same order.")
+        raise HmoeError(cause, fix="give one --sha256 for each --archive, in the same order.")
     print("\n".join(terms(name)))
     with Progress() as progress:
         if archives:

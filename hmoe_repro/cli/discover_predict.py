@@ -15,7 +15,7 @@ from ..core.errors import plural, printable
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-discover
 def _print_skipped(unreadable: list[tuple[str, str]]):
-    """Print the images that were left out, and why, on standard error."""
+    """Print the skipped images and the reasons on standard error."""
     for file, why in unreadable:
         print(f"skipped: {printable(f'{file} ({why})')}", file=sys.stderr)
 
@@ -24,12 +24,12 @@ def _write_findings(findings, folder, output: str) -> str:
     """Write the page and the table of groups, and print the verdict, notes and skipped files.
 
     Args:
-        findings: what `discover` returned.
+        findings: result of `discover`.
         folder: the folder of images.
-        output: file of the page; the table is written beside it.
+        output: file of the page. The table is written to the same folder.
 
     Returns:
-        The file of the table.
+        The path of the table.
     """
     from hmoe_repro.analysis.writers import text_table
     from hmoe_repro.apps import discover as app

@@ -32,9 +32,9 @@ def configure(
     """Apply the options of a command to this process and the workers that it starts.
 
     Args:
-        data_dir: the folder of data sets; None: HMOE_DATA, or `data/`.
-        domainbed: the checkout of DomainBed; None: HMOE_DOMAINBED.
-        log: the names of loggers; none: no logger.
+        data_dir: the folder of data sets. By default HMOE_DATA, or `data/`.
+        domainbed: the checkout of DomainBed. By default HMOE_DOMAINBED.
+        log: the names of loggers.
         resume_anyway: whether runs resume from a state of other versions of the packages.
 
     Returns:
@@ -54,7 +54,7 @@ def configure(
 
 # %% ../../nbs/11_cli/01_options.ipynb #def-writable-file
 def writable_file(path: str | None) -> str | None:
-    """Return the absolute path of an output file; None stays None.
+    """Return the absolute path of an output file, or None for None.
 
     Raises:
         HmoeError: if the file cannot be written.
@@ -69,7 +69,7 @@ def writable_file(path: str | None) -> str | None:
 
 # %% ../../nbs/11_cli/01_options.ipynb #def-wrote
 def path_from_here(path) -> str:
-    """Return a path as it is opened from the current folder: relative if below, else absolute."""
+    """Return a path relative to the current folder if it is inside, else the absolute path."""
     full = Path(path).expanduser().absolute()
     current_folder = Path.cwd()
     if full.is_relative_to(current_folder):
@@ -78,13 +78,13 @@ def path_from_here(path) -> str:
 
 
 def print_written(*paths):
-    """Print each file or folder that a command has written, as it is opened from here."""
+    """Print the path of each file or folder that a command has written (`path_from_here`)."""
     for path in paths:
         print(f"wrote {path_from_here(path)}", flush=True)
 
 # %% ../../nbs/11_cli/01_options.ipynb #def-option
 def _value_name(kind) -> str:
-    """Return what stands for the value of an option in a help text; a flag takes no value."""
+    """Return the placeholder of an option's value in a help text, which is empty for a flag."""
     if kind is bool:
         return ""
     if kind in (int, int | None):
@@ -98,8 +98,8 @@ def option(kind, help: str, *flags: str, **more):
     Args:
         kind: type of the value.
         help: what `--help` prints.
-        flags: as of `typer.Option`, if they are not the name of the parameter.
-        more: as of `typer.Option`.
+        flags: flags of `typer.Option`. By default the name of the parameter is the flag.
+        more: further arguments of `typer.Option`.
     """
     more.setdefault("metavar", _value_name(kind))
     return Annotated[kind, typer.Option(*flags, help=help, **more)]
@@ -111,7 +111,7 @@ def argument(kind, help: str, **more):
     Args:
         kind: type of the value.
         help: what `--help` prints.
-        more: as of `typer.Argument`.
+        more: further arguments of `typer.Argument`.
     """
     return Annotated[kind, typer.Argument(help=help, **more)]
 
@@ -141,14 +141,14 @@ def parse_settings(settings: list[str] | None, skip_unreadable: bool = False) ->
     """Parse the hyper-parameters and image options of a command.
 
     Args:
-        settings: texts 'name=value', of `--set`.
+        settings: texts 'name=value' from `--set`.
         skip_unreadable: whether `--skip-unreadable` is set.
 
     Returns:
         name -> value.
 
     Raises:
-        HmoeError: for a text of another form.
+        HmoeError: for a text without this form.
     """
     from hmoe_repro.networks.search_space import parse_setting
 
@@ -206,9 +206,9 @@ def print_table(title: str, columns: list[str], rows: list[list]):
     """Print a title on its own line, and a plain table.
 
     Args:
-        title: printed in italics.
+        title: title, printed in italics.
         columns: names of the columns.
-        rows: lists of cells, which are printed verbatim.
+        rows: lists of cells, printed verbatim.
     """
     from rich.console import Console
     from rich.table import Table
@@ -237,5 +237,5 @@ def print_frame(title: str, frame):
 
 
 def say(line: str):
-    """Print a line and flush, also if the output goes to a file."""
+    """Print a line, and flush the output, which may be a file."""
     print(line, flush=True)

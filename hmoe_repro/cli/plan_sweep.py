@@ -21,7 +21,7 @@ class Request:
 
     studies: list[str]
     selection: object  # a `Selection`
-    description: str  # of both, in words
+    description: str  # studies and selection, in words
 
 
 def requested(
@@ -42,7 +42,7 @@ def requested(
 ) -> Request:
     """Return the studies and the selection that these flags request.
 
-    The arguments are the flags that `plan` and `sweep` share.
+    The arguments are the shared flags of `plan` and `sweep`.
 
     Raises:
         HmoeError: for unknown names.
@@ -50,7 +50,7 @@ def requested(
     from hmoe_repro.studies.request import Selection, describe_request, requested_studies
 
     names = []
-    if algorithm:  # what this imports takes a second
+    if algorithm:  # this import takes a second
         from hmoe_repro.algorithms.from_file import algorithm_name
 
         names = [algorithm_name(name) for name in algorithm]

@@ -55,14 +55,14 @@ def figures_command(
 def _records(study, published, algorithms, dataset, settings) -> list[dict]:
     """Return records of the runs folder, of one study in it, or of a published study.
 
-    Damaged records, and the runs of a study that have none, are printed.
+    Damaged records, and runs of a study without a record, are printed.
 
     Args:
         study: a study in the runs folder, or None.
         published: a published study, or None.
-        algorithms: names of algorithms to keep; none: all.
-        dataset: name of a data set to keep; None: all.
-        settings: texts 'name=value' that the runs must have.
+        algorithms: names of algorithms to keep. By default all are kept.
+        dataset: name of a data set to keep. By default all are kept.
+        settings: texts 'name=value'. Only runs with these settings are kept.
     """
     from hmoe_repro.analysis.results import frame_of, load_study, records_of
     from hmoe_repro.analysis.tables import narrow_results
