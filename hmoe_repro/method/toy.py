@@ -40,7 +40,7 @@ def sine_intervals(points: str = "even", seed: int = 0) -> tuple[Tensor, Tensor,
 
 # %% ../../nbs/01_method/01_toy.ipynb #def-mlp
 class MLP(nn.Sequential):
-    """Multilayer perceptron; the defaults are those of HMOE's supplement A.
+    """Multilayer perceptron, with the defaults of HMOE's supplement A.
 
     Args:
         sizes: sizes of the layers, (inputs, hidden..., outputs).
