@@ -55,8 +55,14 @@ def entropy(p: Tensor) -> Tensor:
 
 # %% ../../nbs/01_method/03_gating.ipynb #def-entropy-loss
 def entropy_loss(p: Tensor) -> Tensor:
-    """Compute the mean entropy L_en (...) of gate values p (..., B, K) over a batch (HMOE,
-    eq. 3)."""
+    """Compute the mean entropy of gate values over a batch, L_en (HMOE, eq. 3).
+
+    Args:
+        p: gate values (..., B, K).
+
+    Returns:
+        The loss (...) in nats.
+    """
     return entropy(p).mean(-1)
 
 # %% ../../nbs/01_method/03_gating.ipynb #def-entropy-weight
