@@ -73,7 +73,7 @@ def test_without_jobs_nothing_is_timed():
 
 def test_a_device_is_refused_unless_the_jobs_take_one():
     bench, calls = counting()
-    with pytest.raises(HmoeError, match="the bench 'moe' measures a processor. Fix: --device cpu"):
+    with pytest.raises(HmoeError, match="'moe' measures only the processor. Fix: use --device cpu"):
         bench.run(3, "tiny", device="cuda")
     assert not calls
     devices = []

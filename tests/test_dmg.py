@@ -333,15 +333,15 @@ def test_an_index_may_be_any_integer():
 @pytest.mark.parametrize(
     "domain, said",
     [
-        (None, "a mask belongs to a domain, and none was given. Fix: pass the domain of each"),
-        (3, "there are masks of domains 0 to 2, not of 3. Fix: a domain that was trained on"),
-        (-1, "not of -1"),
-        (torch.tensor([0, 1, 2, 0, 7]), "not of 7"),
-        ("photo", "a domain is named by its index, not by str for .* Fix: the index of a"),
+        (None, "no domain was given. Fix: pass the domain of each"),
+        (3, "domains 0 to 2, not for 3. Fix: pass a training domain"),
+        (-1, "not for -1"),
+        (torch.tensor([0, 1, 2, 0, 7]), "not for 7"),
+        ("photo", "by index, not by str for .* Fix: pass the index of a"),
         (1.0, "not by float"),
-        ([0, 1, 2, 0, 1], "not by list for .* images. Fix: .* or a tensor of integers"),
-        (torch.zeros(5), "not by Tensor for .* images. Fix: .* or a tensor of integers"),
-        (torch.tensor([0, 1]), "not by Tensor for .* images. Fix: .* one for each image"),
+        ([0, 1, 2, 0, 1], "not by list for .* images. Fix: .* or a tensor"),
+        (torch.zeros(5), "not by Tensor for .* images. Fix: .* or a tensor"),
+        (torch.tensor([0, 1]), "not by Tensor for .* images. Fix: .* for each image"),
     ],
     ids=str,
 )

@@ -4,7 +4,12 @@ import pandas as pd
 from notebooks import page_functions
 from PIL import Image
 
-from hmoe_repro.bench.grouping_trials import TRIAL_FOLDERS, groupings_frame, write_folder
+from hmoe_repro.bench.grouping_trials import (
+    TRIAL_FOLDERS,
+    groupings_frame,
+    groupings_table,
+    write_folder,
+)
 from hmoe_repro.bench.timing import SCALES
 
 
@@ -53,3 +58,12 @@ def test_the_answer_names_every_method_and_false_alarms():
     assert len(line.split()) <= 25
     frame = groupings_frame(record)
     assert frame.by.value_counts().to_dict()["HMOE, on pretrained features"] == 2
+
+
+def test_the_table_has_means_over_draws():
+    trials = [trial("a", "features", draw, nmi, draw > 0) for draw, nmi in enumerate([0.6, 0.8])]
+    trials[1]["groups"] = 5
+    table = groupings_table({"trials": trials}).set_index("grouped by")
+    assert table.loc["pretrained features"].tolist() == ["a", "1 of 2", "4, 5", 0.7, 0.0, 10.0]
+    assert table["NMI with styles"].tolist() == [0.7, 0.5, 0.4]
+    assert table.seconds.count() == 1

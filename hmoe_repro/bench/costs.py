@@ -35,7 +35,7 @@ COST_METHODS = SCALES["methods"]  # row of the table -> algorithm, kind of netwo
 
 # %% ../../nbs/10_bench/05_costs.ipynb #def-make-method
 def make_method(name: str, scale: SimpleNamespace, device="cpu") -> Algorithm:
-    """Return the algorithm of a row of `COST_METHODS`, ready to be trained.
+    """Build the algorithm of a row of `COST_METHODS`, ready for training.
 
     Args:
         name: name of the row.
@@ -75,7 +75,7 @@ def infer(algorithm: Algorithm, minibatches):
 
 
 def time_jobs(scale: SimpleNamespace, device="cpu", methods=tuple(COST_METHODS)) -> dict:
-    """Return (kind, method) -> a job, all on one set of minibatches.
+    """Build the training and inference jobs of methods, on one set of minibatches.
 
     Args:
         scale: sizes of the benchmark.
@@ -83,7 +83,7 @@ def time_jobs(scale: SimpleNamespace, device="cpu", methods=tuple(COST_METHODS))
         methods: rows of `COST_METHODS`.
 
     Returns:
-        The jobs; kinds are 'training' and 'inference'.
+        (kind, method) -> a job, with kinds 'training' and 'inference'.
     """
     minibatches = random_minibatches(scale, device)
     jobs = {}
@@ -99,7 +99,7 @@ def tensor_peak(work: Callable, device="cpu") -> int:
 
     Args:
         work: a function without arguments.
-        device: the device whose memory counts.
+        device: device of the counted memory.
     """
     device = torch.device(device)
     gc.collect()
@@ -108,7 +108,7 @@ def tensor_peak(work: Callable, device="cpu") -> int:
         before = torch.cuda.memory_allocated(device)
         work()
         return torch.cuda.max_memory_allocated(device) - before
-    quiet = patch.dict(os.environ, KINETO_LOG_LEVEL="6")  # or it says when it starts and stops
+    quiet = patch.dict(os.environ, KINETO_LOG_LEVEL="6")  # no messages at start and stop
     with quiet, profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
         work()
     events = [e for e in trace.profiler.kineto_results.events() if e.name() == "[memory]"]
@@ -117,7 +117,7 @@ def tensor_peak(work: Callable, device="cpu") -> int:
 
 # %% ../../nbs/10_bench/05_costs.ipynb #def-method-peaks
 def method_peaks(name: str, scale: SimpleNamespace, device="cpu") -> dict[str, int]:
-    """Return the peak of allocated tensors in bytes, of 'training' and of 'inference'.
+    """Measure the peak of allocated tensors in 'training' and in 'inference', in bytes.
 
     Model and data are included.
 
@@ -133,7 +133,7 @@ def method_peaks(name: str, scale: SimpleNamespace, device="cpu") -> dict[str, i
         for call in calls:
             call(algorithm, minibatches)
 
-    # two updates: from the second on the optimiser's state is there
+    # two updates, because the optimiser's state exists from the second on
     return {
         "training": tensor_peak(partial(work, train, train), device),
         "inference": tensor_peak(partial(work, infer), device),
@@ -141,16 +141,16 @@ def method_peaks(name: str, scale: SimpleNamespace, device="cpu") -> dict[str, i
 
 # %% ../../nbs/10_bench/05_costs.ipynb #def-network-size
 def counted_size(name: str, side: int = 224) -> dict[str, int]:
-    """Return the parameters of a network, and its multiply-accumulates for one image.
+    """Count the parameters of a network and its multiply-accumulates for one image.
 
-    The classifier does not count.
+    The classifier is not included.
 
     Args:
-        name: name of a network; 'resnet101' is torchvision's, which the library does not train.
+        name: name of a network of the library, or 'resnet101' for torchvision's.
         side: side of the image in pixels.
 
     Returns:
-        `macs` and `parameters`.
+        Counts 'macs' and 'parameters'.
     """
     if name != "resnet101":
         weights, macs, _ = network_size(name, side)
@@ -162,7 +162,7 @@ def counted_size(name: str, side: int = 224) -> dict[str, int]:
 
 # %% ../../nbs/10_bench/05_costs.ipynb #def-algorithm-entries
 def algorithm_entries(measured: BenchMeasurement) -> dict:
-    """Return the peak of memory of each method that was timed, and the sizes of the networks.
+    """Measure the peak memory of each timed method, and count the sizes of the networks.
 
     Args:
         measured: the jobs with their times.
@@ -191,14 +191,15 @@ COSTS = {  # kind, quantity -> the paper's name, head of the column, its unit
 
 
 def cost_rounds(record: dict | None = None) -> dict[str, pd.DataFrame]:
-    """Return the costs of each method in each round (one of memory).
+    """Return the costs of each method in each round. Memory has only one round.
 
     Args:
-        record: record of `ALGORITHM_COSTS`; None: the costs that the paper publishes (GMoE, Table
-            16: one V100, 160 images of 224 pixels).
+        record: record of `ALGORITHM_COSTS`. None takes the published costs (GMoE, Table 16, for one
+            V100 and 160 images of 224 pixels).
 
     Returns:
-        Head of a column in `COSTS` -> rounds by methods: seconds and bytes; of the paper s and GB.
+        Head of a column in `COSTS` -> table of rounds by methods. Units are seconds and bytes, or
+        seconds and GB for the published costs.
     """
     rounds = {}
     if record is None:
@@ -215,7 +216,7 @@ def cost_rounds(record: dict | None = None) -> dict[str, pd.DataFrame]:
 
 
 def cost_ratios(record: dict | None = None) -> dict[str, pd.DataFrame]:
-    """Return `cost_rounds` relative to ERM, each round by itself."""
+    """Return `cost_rounds` relative to ERM, computed within each round."""
     return {head: rows.div(rows["ERM"], axis=0) for head, rows in cost_rounds(record).items()}
 
 
@@ -223,12 +224,12 @@ def cost_table(record: dict | None = None) -> pd.DataFrame:
     """Return the costs of each method, and the same relative to ERM.
 
     Args:
-        record: record of `ALGORITHM_COSTS`; None: the published costs.
+        record: record of `ALGORITHM_COSTS`. None takes the published costs.
 
     Returns:
-        algorithm, and for each quantity of `COSTS` its median over rounds, '..., times ERM' (the
-        median of the ratios of all rounds) and '..., range' (of the ratios, if there are several
-        rounds).
+        Column algorithm, and for each quantity of `COSTS` its median over rounds, '..., times ERM'
+        (median of the ratios of all rounds) and '..., range' (range of the ratios, if there are
+        several rounds).
     """
     rounds = cost_rounds(record)
     relative = cost_ratios(record)

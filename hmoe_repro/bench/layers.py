@@ -43,7 +43,7 @@ class EveryExpert(nn.Module):
         self.experts = layer.experts
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the weighted sum of the experts' outputs, of the shape of x."""
+        """Return the weighted sum of the experts' outputs, with the shape of x."""
         tokens = x.reshape(-1, x.shape[-1])
         with torch.autocast(x.device.type, enabled=False):
             scores = self.router(tokens.float()).softmax(-1)
@@ -55,11 +55,14 @@ class EveryExpert(nn.Module):
 
 
 def layers(scale: SimpleNamespace) -> dict[str, nn.Module]:
-    """Return name -> layer, in training mode; each keeps its first weights.
+    """Build the compared layers, with initial weights and in training mode.
 
     Args:
         scale: sizes of the benchmark, with the width `dim` of tokens, the `hidden` width and the
             number of `experts`.
+
+    Returns:
+        name -> layer.
     """
     dense = nn.Sequential(
         nn.Linear(scale.dim, scale.hidden),
@@ -77,7 +80,7 @@ def layers(scale: SimpleNamespace) -> dict[str, nn.Module]:
 
 # %% ../../nbs/10_bench/04_layers.ipynb #def-passes
 def autocast_to(precision: str):
-    """Return a context in which products run in a precision of `LAYER_PRECISIONS`."""
+    """Return a context manager that sets a precision of `LAYER_PRECISIONS` for products."""
     return nullcontext() if precision == "float32" else torch.autocast("cpu", torch.bfloat16)
 
 
@@ -99,7 +102,7 @@ def forward_backward(layer: nn.Module, x: Tensor, upstream: Tensor, precision: s
 
 # %% ../../nbs/10_bench/04_layers.ipynb #def-saved-bytes
 def saved_bytes(layer: nn.Module, x: Tensor, precision: str = "float32") -> int:
-    """Return the bytes that a forward pass keeps for the backward pass, without parameters.
+    """Count the bytes that a forward pass keeps for the backward pass, without parameters.
 
     Args:
         layer: the layer.
@@ -123,7 +126,7 @@ def saved_bytes(layer: nn.Module, x: Tensor, precision: str = "float32") -> int:
 
 # %% ../../nbs/10_bench/04_layers.ipynb #def-update-jobs
 def image_shape(scale: SimpleNamespace) -> tuple[int, int, int]:
-    """Return (C, H, W) of the images of a scale: grey if they are smaller than 32 pixels."""
+    """Return (C, H, W) of the images of a scale, grey below 32 pixels."""
     channels = 3 if scale.side >= 32 else 1
     return (channels, scale.side, scale.side)
 
@@ -136,10 +139,10 @@ def _random_batch(shape: tuple[int, int, int], size: int) -> tuple[Tensor, Tenso
 
 
 def network_update(network: str, scale: SimpleNamespace):
-    """Return a function that updates a network once by ERM, on as many images as the layer gets.
+    """Return a function that updates a network once by ERM, on a batch of the benchmark.
 
     Args:
-        network: name of the network; its weights are random.
+        network: name of the network, which gets random weights.
         scale: sizes of the benchmark.
     """
     shape = image_shape(scale)
@@ -149,16 +152,15 @@ def network_update(network: str, scale: SimpleNamespace):
 
 # %% ../../nbs/10_bench/04_layers.ipynb #def-mask-jobs
 def mask_work(scale: SimpleNamespace, domains: int = 3) -> dict:
-    """Return the jobs that show the overhead of DMG's masks, on the images of all domains.
+    """Return the jobs that measure the overhead of DMG's masks, on the images of all domains.
 
     Args:
         scale: sizes of the benchmark, with the `masked` network.
         domains: number of domains.
 
     Returns:
-        (kind, name) -> a function: an update of Aggregate and of DMG; and of `PREDICTIONS`, DMG's
-        prediction by the average of predictions alone, in all its modes, and in all its modes with
-        the greedy search.
+        (kind, name) -> a function. There are updates of Aggregate and of DMG, and the `PREDICTIONS`
+        of DMG: the average of predictions alone, all modes, and all modes with greedy masks.
     """
     shape = image_shape(scale)
     hparams = {"network": scale.masked, "batch_size": scale.batch}
@@ -187,7 +189,7 @@ def mask_work(scale: SimpleNamespace, domains: int = 3) -> dict:
     return work
 
 
-PREDICTIONS = SCALES["predictions"]  # name of the prediction -> in words, and its purpose
+PREDICTIONS = SCALES["predictions"]  # name of the prediction -> description and purpose
 
 # %% ../../nbs/10_bench/04_layers.ipynb #def-layer-jobs
 @dataclass(frozen=True)
@@ -231,7 +233,7 @@ def layer_jobs(size: SimpleNamespace) -> dict:
 
 
 def layer_entries(measured: BenchMeasurement) -> dict:
-    """Return the bytes that each layer keeps for its backward pass, by precision.
+    """Count the bytes that each layer keeps for its backward pass, by precision.
 
     Args:
         measured: the jobs with their times.
@@ -251,8 +253,8 @@ def layer_table(record: dict) -> pd.DataFrame:
         record: record of `LAYERS`.
 
     Returns:
-        layer, seconds, 'times dense' (relative to the dense MLP, median) with its quartiles, both
-        in bf16, 'MB kept' for the backward pass, and 'kept, times dense'.
+        Columns layer, seconds, 'times dense' (relative to the dense MLP, median) with its
+        quartiles, both in bf16, 'MB kept' for the backward pass, and 'kept, times dense'.
     """
     seconds = {p: pd.DataFrame(record["seconds"][p]).median() for p in LAYER_PRECISIONS}
     table = seconds["float32"].to_frame("seconds")
@@ -271,8 +273,9 @@ def _relative(target: dict, record: dict):
     """Return the values of a target: a measurement relative to another, by round.
 
     Args:
-        target: a table of `bench.toml`: `of` are the names of both ('sparse' and 'dense' are the
-            networks of the scale), of seconds of a `kind`, or of the 'bytes kept'.
+        target: a table of `bench.toml`. Its entry `of` has the names of the two measurements
+            ('sparse' and 'dense' are the networks of the scale). Its `kind` is a kind of seconds,
+            or 'bytes kept'.
         record: record of `LAYERS`.
     """
     name, base = (record["sizes"].get(name, name) for name in target["of"])

@@ -29,8 +29,8 @@ class PlainLoop:
     """A job: the updates and evaluations of a run, and nothing else.
 
     Args:
-        configs: configurations of runs; the first one is trained.
-        data: their data set.
+        configs: configurations of runs. Only the first is trained.
+        data: data set of the runs.
     """
 
     configs: list[RunConfig]
@@ -46,7 +46,7 @@ class PlainLoop:
 
 
 def sweep_jobs(size: SimpleNamespace) -> dict:
-    """Return (kind, 'loop') -> the plain loop of a run of that kind.
+    """Return (kind, 'loop') -> the plain loop of a run of this kind.
 
     Args:
         size: sizes of the scale, with `runs` (kind -> number of runs and of updates).
@@ -70,7 +70,7 @@ def sweep_jobs(size: SimpleNamespace) -> dict:
 
 # %% ../../nbs/10_bench/08_sweep_overhead.ipynb #def-sweep-entries
 def seconds_in_sweep(configs: list[RunConfig]) -> float:
-    """Return the seconds of a run in a sweep, from one record to the next.
+    """Measure the seconds of a run in a sweep, from one record to the next.
 
     The start of the process does not count.
 
@@ -88,7 +88,7 @@ def seconds_in_sweep(configs: list[RunConfig]) -> float:
 
 
 def sweep_entries(measured: BenchMeasurement) -> dict:
-    """Return the seconds of the loops, and of the same runs in as many sweeps as rounds.
+    """Return the seconds of the loops and of the same runs in sweeps, one sweep per round.
 
     Args:
         measured: the jobs with their times.
@@ -104,7 +104,7 @@ def _overhead(target: dict, record: dict) -> pd.Series:
     """Return how much longer a run takes in a sweep than in a loop, by round.
 
     Args:
-        target: a table of `bench.toml`; for runs of the kind 'minute' it is in percent, otherwise
+        target: a table of `bench.toml`. It is in percent for runs of the kind 'minute', otherwise
             in seconds.
         record: record of `SWEEPS`.
     """

@@ -24,8 +24,11 @@ from ..training.trainer import Trainer
 def one_of_each(study: str) -> dict[str, RunConfig]:
     """Return algorithm -> its first run in a study.
 
+    Args:
+        study: name of the study.
+
     Raises:
-        HmoeError: as `study_configs`.
+        HmoeError: for the reasons of `study_configs`.
     """
     first = {}
     for config in study_configs(study):
@@ -70,7 +73,7 @@ def system_jobs(size: SimpleNamespace) -> dict:
 
 
 def _sizes(trainer: Trainer) -> dict:
-    """Return the network of a run, its trained parameters and the images of an update."""
+    """Return the network of a run, and the numbers of trained parameters and images."""
     algorithm = trainer.algorithm
     trained = sum(p.numel() for p in algorithm.parameters() if p.requires_grad)
     images = algorithm.hparams["batch_size"] * len(trainer.domains)
@@ -78,14 +81,14 @@ def _sizes(trainer: Trainer) -> dict:
 
 
 def _two_updates(config: RunConfig, data):
-    """Build a system and update it twice: from the second update on optimisers have a state."""
+    """Build a system and update it twice, so that its optimisers have a state."""
     trainer = Trainer(config, data, torch.device("cpu"))
     for _ in range(2):
         trainer.update()
 
 
 def system_entries(measured: BenchMeasurement) -> dict:
-    """Return the peak of tensors of each system in bytes, and its sizes.
+    """Measure the peak of tensors of each system in bytes, and return its sizes.
 
     Args:
         measured: the jobs with their times.
@@ -108,8 +111,8 @@ def systems_costs(record: dict) -> pd.DataFrame:
         record: record of `SYSTEMS`.
 
     Returns:
-        Index algorithm; parameters, images of an update, 'ms per update' (median) and 'MB at the
-        peak'.
+        Columns parameters, images of an update, 'ms per update' (median) and 'MB at the peak', with
+        algorithms as the index.
     """
     sizes = pd.DataFrame(record["sizes"]).T
     costs = sizes[["parameters", "images"]].astype(int)

@@ -38,7 +38,13 @@ from ..training.trainer import Trainer
 
 # %% ../../nbs/10_bench/03_updates.ipynb #random-images
 def random_images(scale: SimpleNamespace) -> MultiDomainDataset:
-    """Return random images and labels in the shapes of a scale; the last domain is held out."""
+    """Return random images and labels in the shapes of a scale.
+
+    The last domain is held out.
+
+    Args:
+        scale: sizes of the benchmark.
+    """
     names = [str(i) for i in range(scale.domains + 1)]
     shape = (scale.stored, 1, scale.side, scale.side)
     images = [torch.randint(256, shape, dtype=torch.uint8) for _ in names]
@@ -74,11 +80,11 @@ def plain_encoder() -> nn.Module:
 
 # %% ../../nbs/10_bench/03_updates.ipynb #def-plainerm
 class PlainERM(nn.Module):
-    """ConvNet with a linear classifier in plain PyTorch; the loss is the cross entropy.
+    """ConvNet with a linear classifier in plain PyTorch, trained with the cross entropy.
 
     Args:
         width: width of the ConvNet.
-        experts: unused; the plain models have the same arguments.
+        experts: unused. All plain models have the same arguments.
     """
 
     def __init__(self, width: int, experts: int):
@@ -116,7 +122,7 @@ class PlainHMOE(nn.Module):
         self.weights = merge_hparams(get_algorithm("HMOE-DN").HPARAMS, {})
 
     def loss(self, x, y, progress):
-        """Return the loss of HMOE on images x with labels y (B,) at `progress` from 0 to 1."""
+        """Return the loss of HMOE on images x with labels y (B,), at `progress` from 0 to 1."""
         losses = self.model.losses(self.model(x), y, progress=progress)
         return total_loss(losses, self.weights, progress)
 
@@ -132,11 +138,11 @@ def _endless_batches(x, y, batch: int):
 
 
 def plain_updates(model: nn.Module, data: MultiDomainDataset, scale: SimpleNamespace):
-    """Update a model in a plain loop, once for each loss that is taken.
+    """Train a model in a plain loop, with one update for each yielded loss.
 
     Args:
         model: one of `PLAIN_MODELS`.
-        data: the data; the first `scale.domains` domains are trained on.
+        data: data set. The first `scale.domains` domains are for training.
         scale: sizes of the benchmark.
 
     Yields:
@@ -161,7 +167,7 @@ def plain_updates(model: nn.Module, data: MultiDomainDataset, scale: SimpleNames
 # %% ../../nbs/10_bench/03_updates.ipynb #plain-evaluation
 @torch.no_grad()
 def plain_accuracy(model: nn.Module, loader: DataLoader) -> float:
-    """Return the fraction of the images of a loader that a model classifies correctly."""
+    """Return the accuracy of a model on the images of a loader, from 0 to 1."""
     model.eval()
     correct = 0
     total = 0
@@ -179,7 +185,7 @@ def our_trainer(
     Args:
         algorithm: name of the algorithm.
         precision: precision of the run.
-        data: the data; its last domain is held out.
+        data: data set. Its last domain is held out.
         scale: sizes of the benchmark.
     """
     hparams = merge_hparams(get_algorithm(algorithm).HPARAMS, {"batch_size": scale.batch})
@@ -201,26 +207,29 @@ def our_trainer(
 def update_alone(trainer: Trainer):
     """Return a function that updates on one batch without the trainer.
 
-    It does the forward and backward pass and the optimiser's step; the batch is drawn and joined
-    beforehand.
+    It does the forward pass, the backward pass and the optimiser's step, on a batch that is drawn
+    and joined beforehand.
     """
     return partial(trainer.algorithm.update, [concatenate(trainer.batches.next())])
 
 
 def gflop(work) -> float:
-    """Return the billions of multiplications and additions of `work()`, by shapes of tensors."""
+    """Count the operations of `work()` from the shapes of its tensors, in billions.
+
+    Multiplications and additions count separately.
+    """
     with FlopCounterMode(display=False) as counter:
         work()
     return counter.get_total_flops() / 1e9
 
 # %% ../../nbs/10_bench/03_updates.ipynb #def-group-norm-jobs
 def _native_norm(x, weight, bias):
-    """Return the group norm of PyTorch, with 8 groups."""
+    """Compute PyTorch's group norm with 8 groups."""
     return F.group_norm(x, 8, weight, bias, 1e-5)
 
 
 def _blockwise_norm(x, weight, bias):
-    """Return the library's group norm for bf16, with 8 groups."""
+    """Compute the library's group norm for bf16 with 8 groups."""
     return Bf16GroupNorm.apply(x, weight, bias, 8, 1e-5)
 
 
@@ -232,7 +241,7 @@ NORM_PATHS = {
 
 
 def _random_channels_last(shape: tuple, dtype) -> torch.Tensor:
-    """Return normal random numbers of a shape, channels last."""
+    """Draw a normal random tensor with a shape, channels last."""
     return torch.randn(shape).to(dtype).contiguous(memory_format=torch.channels_last)
 
 
@@ -290,7 +299,7 @@ def small_updates(updates: int = 20):
 
 
 def _updates_in(mode: str) -> float:
-    """Run `small_updates` in a process with an arithmetic; NaN if the processor lacks it."""
+    """Run `small_updates` in a process with an arithmetic, or return NaN without support."""
     variables = {}
     for name, value in os.environ.items():
         if determinism.PORTABLE.get(name) != value:
@@ -305,7 +314,14 @@ def _updates_in(mode: str) -> float:
 
 
 def arithmetic_cost(rounds: int) -> dict[str, list[float]]:
-    """Return arithmetic -> seconds of an update in each round, of those that this processor has."""
+    """Time an update in each arithmetic that this processor supports.
+
+    Args:
+        rounds: number of rounds.
+
+    Returns:
+        arithmetic -> seconds of an update in each round.
+    """
     rows = []
     for _ in range(rounds):
         rows.append({name: _updates_in(name) for name in determinism.DETERMINISM_MODES})
@@ -349,14 +365,14 @@ def update_jobs(size: SimpleNamespace) -> dict:
         size: sizes of the scale.
 
     Returns:
-        (workload, path) -> a job; ('alone', workload) -> the update without its trainer.
+        (workload, path) -> a job. The key ('alone', workload) is the update without its trainer.
     """
     data = random_images(size)
     return _plain_jobs(data, size) | _our_jobs(data, size)
 
 # %% ../../nbs/10_bench/03_updates.ipynb #def-update-entries
 def _outside(alone: dict, seconds: dict) -> dict[str, list[float]]:
-    """Return workload -> the fraction of an update outside of passes and optimiser, by round.
+    """Return workload -> fraction of an update outside passes and optimiser, by round.
 
     Args:
         alone: workload -> seconds of the update without its trainer.
@@ -370,7 +386,7 @@ def _outside(alone: dict, seconds: dict) -> dict[str, list[float]]:
 
 
 def _compile_times(measured: BenchMeasurement, seconds: dict) -> dict[str, dict]:
-    """Return workload -> path -> seconds of the first call, of the paths that are compiled."""
+    """Return workload -> path -> seconds of the first call, for compiled paths."""
     compiled = {}
     for workload in WORKLOADS:
         paths = [path for path in seconds[workload] if "compile" in path]
@@ -379,16 +395,16 @@ def _compile_times(measured: BenchMeasurement, seconds: dict) -> dict[str, dict]
 
 
 def update_entries(measured: BenchMeasurement) -> dict:
-    """Return the entries of a record besides the times of the jobs.
+    """Compute the entries of a record other than the times of the jobs.
 
     Args:
         measured: the jobs with their times.
 
     Returns:
-        `images` of an update, the fraction of an update that is `outside` forward and backward
-        pass and optimiser, seconds of compilation (`first_call`), billions of operations
-        (`gflop`), group norms, rates of matrix products, and at the full scale the cost of
-        portable arithmetic.
+        Entries by name. `images` is the number of images of an update. `outside` is the fraction of
+        an update outside passes and optimiser, `first_call` the seconds of compilation and `gflop`
+        the billions of operations. Further entries are the group norms, the rates of matrix
+        products and, at the full scale, the cost of portable arithmetic.
     """
     size = measured.size
     seconds = dict(measured.seconds)
@@ -417,7 +433,7 @@ def speedups(record: dict, workload: str) -> pd.DataFrame:
         workload: one of `WORKLOADS`.
 
     Returns:
-        A column for each path, a row for each round; 2 is twice as fast.
+        A column for each path and a row for each round. The value 2 means twice as fast.
     """
     seconds = pd.DataFrame(record["seconds"][workload])
     return seconds.rdiv(seconds["plain"], axis=0)
@@ -430,8 +446,8 @@ def bench_table(record: dict) -> pd.DataFrame:
         record: record of `UPDATE_SPEED`.
 
     Returns:
-        workload, path, seconds (median), images/s, 'times plain' (median) with its quartiles, and
-        GFLOP/s.
+        Columns workload, path, seconds (median), images/s, 'times plain' (median) with its
+        quartiles, and GFLOP/s.
     """
     tables = {}
     for workload, paths in record["seconds"].items():
@@ -449,10 +465,9 @@ def _target_values(target: dict, record: dict):
     """Return the values of a target, one for each round.
 
     Args:
-        target: a table of `bench.toml`. Its kind is 'outside' (the percentage of an update outside
-            forward and backward pass and optimiser), 'ratio' (of two float32 workloads), or
-            'speed' (relative to the plain loop, in float32 or in the bf16 path with the best
-            median).
+        target: a table of `bench.toml`. Kind 'outside' is the percentage of an update outside
+            passes and optimiser, and 'ratio' is the ratio of two float32 workloads. Kind 'speed' is
+            relative to the plain loop, in float32 or in the fastest bf16 path.
         record: record of `UPDATE_SPEED`.
     """
     first, second = target["of"]

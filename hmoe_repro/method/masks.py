@@ -17,14 +17,14 @@ from ..core.errors import HmoeError, check_choice
 
 # %% ../../nbs/01_method/10_masks.ipynb #def-initialmasks
 def initial_masks(num_domains: int, neurons: int) -> Tensor:
-    """Draw real masks (num_domains, neurons) as DMG does: uniform between 0 and 1."""
+    """Draw DMG's initial real masks (num_domains, neurons), uniform between 0 and 1."""
     return torch.rand(num_domains, neurons)
 
 # %% ../../nbs/01_method/10_masks.ipynb #def-toss
 def straight_through_bernoulli(probability: Tensor) -> Tensor:
-    """Draw Bernoulli samples with the gradient of `probability` (DMG, section 3.2).
+    """Draw Bernoulli samples with a straight-through gradient (DMG, section 3.2).
 
-    The value is the sample b, the straight-through gradient that of m: b + m - stop_gradient(m).
+    The result b + m - stop_gradient(m) has the value of the sample b and the gradient of m.
 
     Args:
         probability: m (...), values from 0 to 1.
@@ -42,22 +42,21 @@ MASK_MODES = ("sample", "greedy", "softscale", "average")
 def mask_factors(real: Tensor, mode: str, domain=None, images: int | None = None) -> Tensor:
     """Compute the factors by which masks multiply the activations of images (DMG, section 3.2).
 
-    With m = sigmoid(real) of an image's domain, a factor is, by mode: 'sample', a draw of
-    Bernoulli(m); 'greedy', 1 where m > 0.5, else 0; 'softscale', m; 'average', the mean of m over
-    all domains.
+    Let m = sigmoid(real) for the domain of an image. The factor is a draw of Bernoulli(m) in mode
+    'sample', 1 if m > 0.5 and else 0 in mode 'greedy', and m in mode 'softscale'. In mode 'average'
+    it is the mean of m over all domains.
 
     Args:
         real: real masks (M, N).
         mode: one of `MASK_MODES`.
-        domain: domains of the images, as in `domain_indices`; 'average' needs none.
+        domain: domains of the images, as in `domain_indices`. 'average' needs none.
         images: number of images B, if `domain` is one index for all.
 
     Returns:
         (B, N), or (1, N) for 'average'.
 
     Raises:
-        HmoeError: for an unknown mode, a mode that needs domains and has none, and a domain that
-            has no mask.
+        HmoeError: for an unknown mode, for missing domains, and for a domain without a mask.
 
     >>> mask_factors(torch.tensor([[2.0, -2.0], [0.0, 3.0]]), "greedy", domain=0, images=2)
     tensor([[1., 0.],
@@ -76,22 +75,22 @@ def mask_factors(real: Tensor, mode: str, domain=None, images: int | None = None
 
 # %% ../../nbs/01_method/10_masks.ipynb #def-known-domains
 def domain_indices(domain, num_domains: int, images: int | None = None) -> Tensor:
-    """Return the indices of the training domains of images as a tensor (B,) of int64.
+    """Return the training domains of images as a tensor (B,) of int64 indices.
 
     Args:
         domain: a tensor of B integers, or one index for all images.
-        num_domains: training domains; indices are from 0 to num_domains - 1.
-        images: B; None: as many as `domain` has.
+        num_domains: number of training domains. Indices go from 0 to num_domains - 1.
+        images: number of images B. None takes the length of `domain`.
 
     Raises:
-        HmoeError: for None and other types, and for domains that were not trained on.
+        HmoeError: for None and other types, and for domains without training.
 
     >>> domain_indices(1, num_domains=3, images=4)
     tensor([1, 1, 1, 1])
     """
     if domain is None:
         raise HmoeError(
-            "a mask belongs to a domain, and none was given.",
+            "masks belong to domains, but no domain was given.",
             fix="pass the domain of each image, or use an ensemble of all masks.",
         )
     if isinstance(domain, Integral):
@@ -99,21 +98,20 @@ def domain_indices(domain, num_domains: int, images: int | None = None) -> Tenso
     whole = isinstance(domain, Tensor) and domain.dim() == 1 and not domain.is_floating_point()
     if not whole or images not in (None, len(domain)):
         raise HmoeError(
-            f"a domain is named by its index, not by {type(domain).__name__} for {images} images.",
-            fix="the index of a training domain, or a tensor of integers, one for each image.",
+            f"domains are given by index, not by {type(domain).__name__} for {images} images.",
+            fix="pass the index of a training domain, or a tensor with an integer for each image.",
         )
     unknown = domain[(domain < 0) | (domain >= num_domains)]
     if len(unknown):
         raise HmoeError(
-            f"there are masks of domains 0 to {num_domains - 1}, not of {int(unknown[0])}.",
-            fix="a domain that was trained on, or an ensemble of all masks.",
+            f"there are masks for domains 0 to {num_domains - 1}, not for {int(unknown[0])}.",
+            fix="pass a training domain, or use an ensemble of all masks.",
         )
     return domain.long()
 
 # %% ../../nbs/01_method/10_masks.ipynb #def-mask-sum
 def mask_sum(m: Tensor) -> Tensor:
-    """Compute the L1 norm of masks m (M, N): the sum over domains and neurons (DMG, appendix
-    7.2)."""
+    """Compute the L1 norm of masks m (M, N), a sum over domains and neurons (DMG, appendix 7.2)."""
     return m.sum()
 
 # %% ../../nbs/01_method/10_masks.ipynb #def-hard-iou
@@ -124,7 +122,7 @@ def hard_iou(m: Tensor) -> dict[tuple[int, int], float]:
         m: masks (M, N), values from 0 to 1.
 
     Returns:
-        (d, e) -> IoU from 0 to 1, for d < e; 1 for two empty masks.
+        (d, e) -> IoU from 0 to 1, for d < e. It is 1 for two empty masks.
 
     >>> hard_iou(torch.tensor([[0.9, 0.9, 0.1], [0.8, 0.2, 0.1]]))
     {(0, 1): 0.5}
@@ -139,13 +137,13 @@ def hard_iou(m: Tensor) -> dict[tuple[int, int], float]:
 
 # %% ../../nbs/01_method/10_masks.ipynb #def-neuron-kinds
 def neuron_users(m: Tensor) -> list[int]:
-    """Count the neurons that 0, 1, ..., M domains keep.
+    """Count the neurons that are kept by 0, 1, ..., M domains.
 
     Args:
-        m: masks (M, N); a neuron is kept above 0.5.
+        m: masks (M, N). A domain keeps a neuron if its mask is above 0.5.
 
     Returns:
-        M + 1 counts, whose sum is N.
+        M + 1 counts with sum N.
 
     >>> neuron_users(torch.tensor([[0.9, 0.9, 0.1], [0.8, 0.2, 0.1]]))
     [1, 1, 1]

@@ -22,11 +22,11 @@ INSTALL = "pip install --no-build-isolation git+https://github.com/microsoft/tut
 
 
 def tutel_class():
-    """Return the class of Tutel's layer.
+    """Import Tutel and return the class of its layer.
 
     Raises:
-        HmoeError: with the command that installs Tutel if it is missing, or with the reason why it
-            cannot be imported.
+        HmoeError: with the command that installs Tutel if it is missing, or with the reason why the
+            import failed.
     """
     try:
         from tutel import moe
@@ -65,8 +65,10 @@ def to_tutel_state(state: dict) -> dict:
 
 # %% ../../nbs/01_method/12_tutel_layer.ipynb #def-from-tutel-state
 def from_tutel_state(state: dict) -> dict:
-    """Convert a state with Tutel's layers, alone or in `TutelMoE`, to the names and shapes of
-    `SparseMoE`."""
+    """Convert a state with Tutel's layers to the names and shapes of `SparseMoE`.
+
+    The layers may be Tutel's own or wrapped in `TutelMoE`.
+    """
     kept = {key: value for key, value in state.items() if not key.endswith(COUNT)}
     alone = {re.sub(r"\blayer\.(experts|gates)\b", r"\1", key): kept[key] for key in kept}
     return _renamed(alone, OURS)
@@ -76,9 +78,9 @@ GATES = {"linear": "top", "cosine": "cosine_top"}
 
 
 def tutel_arguments(layer: SparseMoE) -> dict:
-    """Return keyword arguments with which Tutel's layer has the settings of `layer`.
+    """Convert the settings of `layer` to keyword arguments of Tutel's layer.
 
-    The dictionaries are new at each call.
+    Each call creates new dictionaries.
     """
     count, hidden, dim = layer.experts.w1.shape
     router = "linear" if isinstance(layer.router, LinearRouter) else "cosine"
@@ -114,19 +116,19 @@ COPIED_SETTINGS = (
 
 
 class TutelMoE(nn.Module):
-    """Layer `SparseMoE` computed by Tutel, x (..., D) -> (..., D), with its settings, parameters,
-    and auxiliary loss.
+    """Layer `SparseMoE` computed by Tutel, x (..., D) -> (..., D).
 
-    After a pass `auxiliary_loss` is set as in `SparseMoE`, and after one in evaluation `choice`
-    too; Tutel does not expose its noise, so in training it is None. On a CPU it computes in
-    float32. `HmoeError` without Tutel.
+    It has the same settings, parameters and auxiliary loss. After a pass, `auxiliary_loss` is set
+    as in `SparseMoE`. `choice` is set after a pass in evaluation only, and is None in training,
+    because Tutel does not expose its noise. On a CPU the layer computes in float32. Without Tutel
+    the constructor raises `HmoeError`.
     """
 
     def __init__(self, layer: SparseMoE):
         super().__init__()
         make_layer = tutel_class()
         arguments = tutel_arguments(layer)
-        with torch.random.fork_rng(devices=[]):  # its first weights are not kept
+        with torch.random.fork_rng(devices=[]):  # its initial weights are discarded
             self.layer = make_layer(**arguments)
         self.layer.load_state_dict(to_tutel_state(layer.state_dict()))
         self.layer.to(layer.experts.w1.device)
@@ -143,7 +145,7 @@ class TutelMoE(nn.Module):
         return from_tutel_state(self.layer.state_dict())
 
     def _note_choice(self, gate, inputs, logits):
-        """Set `choice` from the gate's logits: a forward hook."""
+        """Set `choice` from the gate's logits, as a forward hook."""
         self.choice = None if self.training else choose(logits.detach(), self.k)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -168,11 +170,11 @@ BACKENDS = ("torch", "tutel")
 
 
 def with_backend(layer: SparseMoE, backend: str = "torch") -> nn.Module:
-    """Return a layer with the settings and parameters of `layer`.
+    """Return a layer of a backend with the settings and parameters of `layer`.
 
     Args:
         layer: the layer.
-        backend: 'torch' returns `layer` itself, 'tutel' a `TutelMoE`.
+        backend: 'torch' for `layer` itself, or 'tutel' for a `TutelMoE`.
 
     Raises:
         HmoeError: for any other backend, and without Tutel.
