@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import hmoe_repro
 from hmoe_repro.algorithms import algorithm_names
 from hmoe_repro.algorithms.from_file import algorithm_from_file
-from hmoe_repro.apps.export import FORMATS, TOLERANCE, export_model, run_graph
+from hmoe_repro.apps.export import FORMATS, TOLERANCE, every_expert, export_model, run_graph
 from hmoe_repro.apps.own_images import discover_config
 from hmoe_repro.apps.predict import load
 from hmoe_repro.cli.app import app
@@ -26,6 +26,7 @@ from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import sha256
 from hmoe_repro.data.image_folder import sample_tree
 from hmoe_repro.data.transforms import read_image, square
+from hmoe_repro.method.sparse_moe import SparseMoE
 from hmoe_repro.networks.sparse_vit import expert_layers
 from hmoe_repro.training.model import load_model
 from hmoe_repro.training.planning import make_config
@@ -162,6 +163,14 @@ def test_onnx_runtime_computes_the_same(name, tmp_path):
     assert str(Path.cwd()) not in path.read_bytes().decode("latin1")
     path, _ = export_model(model, tmp_path / "b", "onnx", as_bytes=True)
     check(model, path, as_bytes=True)
+
+
+def test_a_layer_of_all_experts_computes_the_sparse_layer():
+    torch.manual_seed(0)
+    layer = SparseMoE(8, 16, num_experts=4, k=2).eval()
+    tokens = torch.randn(3, 5, 8)
+    with torch.no_grad():
+        assert torch.allclose(every_expert(layer, tokens), layer(tokens), atol=1e-6)
 
 
 def test_a_capacity_has_no_graph(tmp_path):
