@@ -204,7 +204,7 @@ def item_status(pages: tuple[str, ...]) -> tuple[str, str]:
 # %% ../../nbs/08_report/05_readme.ipynb #def-status-table
 def status_words() -> str:
     """Return the definitions of the words of `STATUS`, in one line of Markdown."""
-    return "; ".join(f"**{word}**: {meaning}" for word, meaning in STATUS.items()) + "."
+    return " ".join(f"**{word}**: {meaning}." for word, meaning in STATUS.items())
 
 # %% ../../nbs/08_report/05_readme.ipynb #def-scorecard
 # Profiles in the order in which their page represents a figure or table: closest protocol first.
