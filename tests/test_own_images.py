@@ -425,7 +425,11 @@ LESS = {"reliable": False, "weakest_group": 0.4}
         ),
         ({"plain": 0.7}, True, "groups with NMI 0.70, and with the known domains with NMI 0.30"),
         ({"plain": 0.7, "domain": None}, True, "mostly those of colour and brightness"),
-        (FEATURES, True, "k-means on halves of the images finds them again (AMI 0.90; 0.50 where"),
+        (
+            FEATURES,
+            True,
+            "k-means on halves of the images finds them again (AMI 0.90, against 0.50",
+        ),
         (FEATURES, True, "HMOE, trained on the same network, finds part of them (AMI 0.60)."),
         (FEATURES | {"between": 0.9}, True, "finds them (AMI 0.90)."),
         (FEATURES | {"between": 0.1}, True, "finds others (AMI 0.10)."),
@@ -434,7 +438,7 @@ LESS = {"reliable": False, "weakest_group": 0.4}
         (
             FEATURES | LESS | {"without_groups": 0.8},
             False,
-            "hardly more than where there are no gr",
+            "hardly more than on data without groups",
         ),
         (FEATURES | LESS, False, "but one group in 40% of trials only"),
         ({"of_class": None}, True, "not sorted by class, so a group may be a subject"),
