@@ -528,6 +528,7 @@ def _settings_note(frame: pd.DataFrame) -> str:
     """Describe the settings of the runs in one line."""
 
     def values_of(column: str) -> str:
+        """Return the distinct values of a column in words."""
         return " or ".join(map(str, sorted(frame[column].dropna().unique())))
 
     seeds = ", ".join(map(str, sorted(frame.trial_seed.unique())))

@@ -97,7 +97,7 @@ class Pool:
 
     @property
     def has_classes(self) -> bool:
-        """Whether there are at least two classes. Without them, images can only be grouped."""
+        """True if there are at least two classes. Otherwise images can only be grouped."""
         return len(self.class_names) > 1
 
     @property
@@ -322,6 +322,7 @@ def split_pool(pool: Pool, trial_seed: int = 0, test_domain: str | None = None) 
     parts = [pool.images[~held], pool.images[held]]
 
     def codes_of(column: str, names: list[str]) -> list[torch.Tensor]:
+        """Return the indices in `names` of a column, for each part."""
         codes = [pd.Categorical(part[column], names).codes for part in parts]
         return [torch.tensor(values, dtype=torch.int64) for values in codes]
 
@@ -361,6 +362,7 @@ def register_pool(folder, test_domain: str | None = None, classes: bool = True) 
 
     @register_dataset(tree.name, domain_names=(POOLED, HELD_OUT), summary=summary, seeded=True)
     def build(trial_seed, data_dir):
+        """Build the data set for a trial seed."""
         return ImageDataset(split_pool(read_pool(folder, None, classes), trial_seed, test_domain))
 
     load_dataset.cache_clear()  # the folder may have changed since it was last read
