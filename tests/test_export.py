@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import hmoe_repro
 from hmoe_repro.algorithms import algorithm_names
 from hmoe_repro.algorithms.from_file import algorithm_from_file
-from hmoe_repro.apps.export import FORMATS, TOLERANCE, export_model, run_graph
+from hmoe_repro.apps.export import FORMATS, TOLERANCE, every_expert, export_model, run_graph
 from hmoe_repro.apps.own_images import discover_config
 from hmoe_repro.apps.predict import load
 from hmoe_repro.cli.app import app
@@ -26,6 +26,7 @@ from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import sha256
 from hmoe_repro.data.image_folder import sample_tree
 from hmoe_repro.data.transforms import read_image, square
+from hmoe_repro.method.sparse_moe import SparseMoE
 from hmoe_repro.networks.sparse_vit import expert_layers
 from hmoe_repro.training.model import load_model
 from hmoe_repro.training.planning import make_config
@@ -164,6 +165,14 @@ def test_onnx_runtime_computes_the_same(name, tmp_path):
     check(model, path, as_bytes=True)
 
 
+def test_a_layer_of_all_experts_computes_the_sparse_layer():
+    torch.manual_seed(0)
+    layer = SparseMoE(8, 16, num_experts=4, k=2).eval()
+    tokens = torch.randn(3, 5, 8)
+    with torch.no_grad():
+        assert torch.allclose(every_expert(layer, tokens), layer(tokens), atol=1e-6)
+
+
 def test_a_capacity_has_no_graph(tmp_path):
     model = trained(RunStore(tmp_path / "runs"), "GMoE")
     for layer in expert_layers(model.algorithm):
@@ -218,7 +227,7 @@ def test_an_algorithm_of_ones_own_becomes_a_graph_that_needs_no_code(place, tmp_
     (tmp_path / "mine.py").write_text(OWN)
     model = trained(place["store"], algorithm_from_file(f"{tmp_path / 'mine.py'}:Sharper"))
     check(model, export_model(model, tmp_path / "a", "torch-export")[0])
-    with pytest.raises(HmoeError, match=r"Sharper \(mine.py\) is code of yours"):
+    with pytest.raises(HmoeError, match=r"Sharper \(mine.py\).*Fix: --format torch-export"):
         export_model(model, tmp_path / "b")
 
 

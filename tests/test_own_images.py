@@ -32,6 +32,7 @@ from hmoe_repro.apps.discover import (
 from hmoe_repro.apps.own_images import (
     HELD_OUT,
     POOLED,
+    all_inputs,
     discover_config,
     image_files,
     read_pool,
@@ -43,6 +44,7 @@ from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.data.registry import load_dataset
 from hmoe_repro.data.transforms import decode
 from hmoe_repro.report.gallery import template
+from hmoe_repro.training.model import build_dataset
 from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import run
 from hmoe_repro.training.store import RunStore
@@ -135,6 +137,35 @@ def test_depth_tells_domains_from_classes(tmp_path):
         assert pool.class_names == sorted(CLASSES)
         assert len(pool.images) == 40
         assert pool.images.domain.notna().sum() == known
+
+
+def test_folders_without_a_level_of_domains_lose_only_the_domains(tmp_path):
+    layered = read_pool(fill(tmp_path / "a", count=10))
+    for file in layered.images.file:
+        domain, class_name, name = file.split("/")
+        (tmp_path / "b" / class_name).mkdir(parents=True, exist_ok=True)
+        copy = tmp_path / "b" / class_name / f"{DOMAINS.index(domain)} {name}"
+        shutil.copy(tmp_path / "a" / file, copy)
+    flat = read_pool(tmp_path / "b")
+    counts = [pool.images["class"].value_counts().to_dict() for pool in (layered, flat)]
+    assert counts[0] == counts[1] == dict.fromkeys(CLASSES, 20)
+    assert not flat.domain_names
+    dealt = split_pool(flat)
+    assert not set(dealt.files[0]) & set(dealt.files[1])
+    assert sorted(dealt.flat) == sorted(flat.images.file)
+    assert dealt.files == split_pool(flat, 0).files != split_pool(flat, 1).files
+
+
+def test_a_configuration_follows_from_the_folder_and_the_seed(tmp_path):
+    folder = fill(tmp_path / "p")
+    small = {"experts": 3, "steps": 3, "resolution": 24, "hparams": {"batch_size": 8}}
+    small["network"] = "image_cnn"
+    config = discover_config(folder, **small)
+    assert discover_config(folder, **small).run_id == config.run_id
+    other = discover_config(folder, seed=1, **small)
+    assert other.dataset_fingerprint != config.dataset_fingerprint
+    inputs = torch.cat(list(all_inputs(build_dataset(config))))
+    assert inputs.shape == (40, 3, 24, 24)
 
 
 def test_hidden_files_and_circles_of_links_are_passed_over(tmp_path):
@@ -253,6 +284,16 @@ def test_discover_in_python_is_the_command(found, place):
     assert [row["group"] for row in rows] == list(found.images.sort_values("file").group)
     for row in rows:
         assert (float(row["confidence"]) < 0.5) == (row["borderline"] == "True")
+
+
+def test_groups_of_hmoe_are_scored_on_images_that_were_not_trained_on(found):
+    parts = found.images.part.value_counts().to_dict()
+    assert parts == {"training": 26, "validation": 6, HELD_OUT: 8}
+    assert len(found.fresh) == 14
+    assert found.record["discovery"].keys() >= {"nmi_origin"}
+    summary = summarise_findings(found)
+    assert summary["held_out"] == len(found.held_out) == 8
+    assert len(summary["groups"]) == summary["experts_used"]
 
 
 def test_the_largest_group_is_shown_first_and_empty_ones_in_a_line(found, place):
@@ -384,7 +425,11 @@ LESS = {"reliable": False, "weakest_group": 0.4}
         ),
         ({"plain": 0.7}, True, "groups with NMI 0.70, and with the known domains with NMI 0.30"),
         ({"plain": 0.7, "domain": None}, True, "mostly those of colour and brightness"),
-        (FEATURES, True, "k-means on halves of the images finds them again (AMI 0.90; 0.50 where"),
+        (
+            FEATURES,
+            True,
+            "k-means on halves of the images finds them again (AMI 0.90, against 0.50",
+        ),
         (FEATURES, True, "HMOE, trained on the same network, finds part of them (AMI 0.60)."),
         (FEATURES | {"between": 0.9}, True, "finds them (AMI 0.90)."),
         (FEATURES | {"between": 0.1}, True, "finds others (AMI 0.10)."),
@@ -393,7 +438,7 @@ LESS = {"reliable": False, "weakest_group": 0.4}
         (
             FEATURES | LESS | {"without_groups": 0.8},
             False,
-            "hardly more than where there are no gr",
+            "hardly more than on data without groups",
         ),
         (FEATURES | LESS, False, "but one group in 40% of trials only"),
         ({"of_class": None}, True, "not sorted by class, so a group may be a subject"),

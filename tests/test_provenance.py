@@ -28,8 +28,10 @@ from hmoe_repro.report.provenance import (
     output_folder,
     plan_words,
     provenance,
+    rule_of,
 )
 from hmoe_repro.studies.study_file import STUDIES, read_study
+from hmoe_repro.training.run_config import TOY
 
 
 @pytest.fixture
@@ -276,6 +278,16 @@ def test_the_header_names_each_fingerprint_with_its_data(miniature):
         made["config"] |= {"dataset": name, "dataset_fingerprint": mark}
     assert "data: Another (zz), Sine (00, 11);" in header("quick", frame_of(runs))
     assert "data: none;" in header("quick", frame_of([]))
+
+
+def test_the_selection_rule_is_of_the_toy_or_of_the_protocol_or_of_both(miniature):
+    toy = copy.deepcopy(miniature[:1])
+    for record in toy:
+        record["config"]["dataset"] = TOY
+    assert rule_of(frame_of(miniature)) == SELECTION_RULE
+    assert rule_of(frame_of(toy)) == TOY_RULE
+    both = rule_of(frame_of([*toy, *miniature]))
+    assert both.startswith(f"{SELECTION_RULE}; {TOY}: no validation")
 
 
 def test_output_folder(tmp_path):

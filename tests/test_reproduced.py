@@ -212,7 +212,7 @@ def test_only_the_outcome_is_counted(there):
     absent = result.run_id[result.side == "published"]
     assert absent.tolist() == [there[-1]["run_id"]]
     assert (
-        describe(result) == "34 of 35 records equal the published ones; 1 are not published; "
+        describe(result) == "34 of 35 records equal the published ones, 1 are not published, "
         "1 published ones were not repeated."
     )
     nan = copy.deepcopy(there)

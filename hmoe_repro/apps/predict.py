@@ -46,14 +46,14 @@ class TrainedModel:
     """An algorithm with its weights, and the names of its outputs.
 
     Args:
-        algorithm: in evaluation mode.
-        record: of its run.
-        class_names: of the logits.
-        expert_names: of the gate values; empty without experts.
+        algorithm: the algorithm, in evaluation mode.
+        record: the record of its run.
+        class_names: names of the logits.
+        expert_names: names of the gate values. Empty without experts.
         weights: 'last', or the inference mode that selected them.
         domain_names: training domains.
-        group_names: of the groups of `hmoe discover`.
-        grouping: by features, if `hmoe discover` grouped so.
+        group_names: names of the groups of `hmoe discover`.
+        grouping: the grouping by features, if `hmoe discover` made one.
     """
 
     algorithm: torch.nn.Module = field(repr=False)
@@ -83,7 +83,7 @@ class TrainedModel:
 
         Args:
             pictures: bytes (B, R, R, 3), of the resolution of training.
-            mode: of inference; None: the first one of the algorithm.
+            mode: inference mode. Default: the first one of the algorithm.
 
         Returns:
             'probability' (B, C), `image_statistics` as 'statistics' (B, 6), for HMOE 'gate' (B, K)
@@ -108,7 +108,7 @@ class TrainedModel:
         return outputs
 
 # %% ../../nbs/09_apps/03_predict.ipynb #def-load-trained
-CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"  # of an exported folder
+CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"  # files in an exported folder
 
 
 def _refuse_other_channels(record: dict, channels: int):
@@ -116,7 +116,7 @@ def _refuse_other_channels(record: dict, channels: int):
     if channels != 3:
         raise HmoeError(
             f"run {record['run_id']} was trained on {record['config']['dataset']}, whose images "
-            f"have {channels} channels; files give red, green and blue.",
+            f"have {channels} channels, but image files are read as red, green and blue.",
             fix="a run on colour images.",
         )
 
@@ -127,9 +127,9 @@ def _model(record: dict, weights: str, path: Path, device, trust_code: bool) -> 
     Args:
         record: of the run.
         weights: 'last', or the inference mode that selected them, which the file must name.
-        path: of the file; the names of groups are read from the same folder.
-        device: of the weights.
-        trust_code: as of `load`.
+        path: path of the file. The names of groups are read from the same folder.
+        device: device of the weights.
+        trust_code: as in `load`.
     """
     algorithm, shape = restore_model(record, weights, path, device, trust_code)
     _refuse_other_channels(record, shape.input_shape[0])
@@ -140,7 +140,7 @@ def _model(record: dict, weights: str, path: Path, device, trust_code: bool) -> 
         owned = trained_on[: len(experts)]
         experts[: len(owned)] = owned
     groups, grouping = read_groups(path.parent, record["run_id"])
-    if groups and grouping is None:  # the experts' own
+    if groups and grouping is None:  # the groups are the experts
         experts = groups
     return TrainedModel(
         algorithm=algorithm,
@@ -155,14 +155,14 @@ def _model(record: dict, weights: str, path: Path, device, trust_code: bool) -> 
 
 # %% ../../nbs/09_apps/03_predict.ipynb #def-load
 def _exported(folder: Path, model) -> tuple[dict, str]:
-    """Read the record of the run and the kind of weights in an exported folder.
+    """Read the record of the run and the type of weights in an exported folder.
 
     Args:
         folder: its path.
         model: its name for the user, for errors.
 
     Raises:
-        HmoeError: without a record, and for one whose configuration is another run's.
+        HmoeError: if there is no record, or if its configuration belongs to another run.
     """
     cause = f"the folder {model} has no {CONFIG_FILE} that `hmoe export` wrote."
     refused = HmoeError(cause, fix="`hmoe export RUN`, or the id of a run.")
@@ -179,18 +179,18 @@ def _exported(folder: Path, model) -> tuple[dict, str]:
     expected = RunConfig.from_dict(settings).run_id
     if run_id != expected:
         raise HmoeError(
-            f"{folder / CONFIG_FILE} is edited: its run is called {run_id}, and its configuration "
-            f"is that of run {expected}.",
+            f"{folder / CONFIG_FILE} is edited: it names run {run_id}, but its configuration "
+            f"belongs to run {expected}.",
             fix="copy the exported folder again, or `hmoe export RUN`.",
         )
     return record, weights
 
 
 def _is_folder(model, folder: Path) -> bool:
-    """Return whether a model is named by its folder, not by the id of a run.
+    """Return whether `model` is the path of a folder rather than the id of a run.
 
     Raises:
-        HmoeError: for a file, and for a path that does not exist.
+        HmoeError: if it is a file, or a path that does not exist.
     """
     fix = "the folder that `hmoe export` wrote, or the id of a run."
     if folder.is_file():
@@ -205,20 +205,20 @@ def _is_folder(model, folder: Path) -> bool:
 def load(
     model, weights: str | None = None, store=None, device="cpu", trust_code: bool = False
 ) -> TrainedModel:
-    """Return the model of a finished run, without its data, or of an exported folder.
+    """Load the model of a finished run or of an exported folder, without the training data.
 
     Args:
-        model: the id of a run, or the beginning of it; or the folder that `hmoe export` wrote in
-            the format safetensors.
-        weights: 'last' (the default if the run kept them) or an inference mode, for the weights
+        model: the id of a run, the beginning of an id, or a folder that `hmoe export` wrote in the
+            format safetensors.
+        weights: 'last' (the default if the run kept them), or an inference mode for the weights
             that it selected.
-        store: the folder of the run; None: HMOE_RUNS, or `runs/`.
-        device: of the weights.
-        trust_code: as of `load_model`.
+        store: folder of runs. Default: HMOE_RUNS, or `runs/`.
+        device: device of the weights.
+        trust_code: as in `load_model`.
 
     Raises:
-        HmoeError: as `load_model`, for a model of images that are not RGB, and for a folder
-            without a model, or whose `config.json` was edited.
+        HmoeError: as `load_model`. Also if the model is not of RGB images, or if the folder has no
+            model or an edited `config.json`.
 
     >>> from hmoe_repro.training.planning import make_config
     >>> from hmoe_repro.training.run import run
@@ -276,18 +276,18 @@ def forward_files(
         model: the model.
         root: folder of the files.
         files: paths below `root`.
-        mode: of inference; None: the first one of the algorithm.
-        skip_unreadable: whether files that cannot be read are left out.
+        mode: inference mode. Default: the first one of the algorithm.
+        skip_unreadable: whether to leave out files that cannot be read.
         on_progress: function of (task, done, total, unit), such as a `Progress`.
-        at_once: files of a batch.
+        at_once: batch size.
 
     Returns:
-        The readable files; the outputs of `TrainedModel.forward_images` for them, name ->
-        (N, ...); and (file, reason) of the others.
+        A tuple of the readable files, the outputs of `TrainedModel.forward_images` for them (name
+        -> (N, ...)), and (file, reason) of each unreadable file.
 
     Raises:
-        HmoeError: for an unknown mode, if no file can be read, and for files that cannot be read
-            without `skip_unreadable`.
+        HmoeError: if the mode is unknown, if no file can be read, or if some cannot be read and
+            `skip_unreadable` is false.
     """
     modes = model.algorithm.modes
     check_choice(mode or modes[0], modes, f"mode of {model.record['config']['algorithm']}")
@@ -353,13 +353,13 @@ def predict_folder(
     Args:
         model: the model.
         folder: path of the folder or file.
-        mode: of inference; None: the first one of the algorithm.
-        skip_unreadable: whether files that cannot be read are left out.
+        mode: inference mode. Default: the first one of the algorithm.
+        skip_unreadable: whether to leave out files that cannot be read.
         on_progress: as in `forward_files`.
 
     Returns:
-        A table with the columns file, class, probability, nearest_domain and gate_value, a row for
-        each readable image; and (file, reason) of the others.
+        A table with a row for each readable image (columns file, class, probability, nearest_domain
+        and gate_value), and (file, reason) of each unreadable file.
 
     Raises:
         HmoeError: if there is no image, and as `forward_files`.
@@ -380,21 +380,23 @@ def predict_folder(
 
 @public
 def predictions_csv(table: pd.DataFrame) -> bytes:
-    """Write a table as CSV in UTF-8 (`csv_text`); bytes of file names that are not valid UTF-8 are
-    unchanged."""
+    """Write a table as CSV in UTF-8 by `csv_text`.
+
+    File names that are not valid UTF-8 keep their bytes.
+    """
     return csv_text(table, "%.4f").encode("utf-8", "surrogateescape")
 
 # %% ../../nbs/09_apps/03_predict.ipynb #def-predict-images
 def _as_image(image) -> Image.Image:
-    """Convert an image file, an image of Pillow or an array to an upright RGB image of 8 bits.
+    """Convert an image file, a Pillow image or an array to an upright RGB image of 8 bits.
 
     Raises:
-        HmoeError: for others, and for values that `to_levels` refuses.
+        HmoeError: for other types, and for values that `to_levels` refuses.
     """
     if isinstance(image, str | Path):
         return read_image(expanded(image))
     fix = "a path, an image of Pillow, or an array height x width x 3 (red, green, blue) of bytes, "
-    fix += "whole numbers of 16 bits, or floats 0 to 1; several of them in a list."
+    fix += "whole numbers of 16 bits, or floats 0 to 1. Pass several images as a list."
     try:
         if isinstance(image, Image.Image):
             return as_rgb(image)
@@ -415,16 +417,16 @@ def predict_images(model: TrainedModel, images, mode: str | None = None):
 
     Args:
         model: the model.
-        images: an image, a list of images, or the path of a folder. An image is a path, an image of
-            Pillow, or an array (H, W, 3) of bytes, of 16-bit integers or of floats from 0 to 1.
-        mode: of inference; None: the first one of the algorithm.
+        images: an image, a list of images, or the path of a folder. An image is a path, a Pillow
+            image, or an array (H, W, 3) of bytes, of 16-bit integers or of floats from 0 to 1.
+        mode: inference mode. Default: the first one of the algorithm.
 
     Returns:
-        class, probability, nearest_domain and gate_value (None without experts): a dictionary for
-        one image; for several a table with a row for each.
+        For one image a dictionary of class, probability, nearest_domain and gate_value (None
+        without experts). For several images a table with a row for each.
 
     Raises:
-        HmoeError: for what is no image, and for an unknown mode.
+        HmoeError: if an input is not an image, or the mode is unknown.
     """
     modes = model.algorithm.modes
     check_choice(mode or modes[0], modes, f"mode of {model.record['config']['algorithm']}")

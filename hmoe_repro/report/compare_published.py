@@ -33,8 +33,7 @@ def compare_runs(fresh: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         A row for each run: run_id, `side` ('both', 'fresh' or 'published'), `different` (whether
-        the fresh run does not repeat the published outcome) and `failed` (whether it failed on one
-        side only).
+        the two outcomes differ) and `failed` (whether it failed on one side only).
     """
     columns = ["run_id", "status"]
     fresh_status = runs(fresh).reindex(columns=columns)
@@ -58,7 +57,7 @@ _NOT_SETTINGS = "algorithm dataset dataset_fingerprint test_domains trial_seed h
 
 
 def row_names(frame: pd.DataFrame) -> dict[str, str]:
-    """Return run id -> its algorithm, with the settings in which that algorithm's runs differ."""
+    """Return run id -> its algorithm, with the settings that differ between its runs."""
     frame = runs(frame)
     configs = [settings_of(run) | run_hparams(run) for run in frame.itertuples()]
     settings = pd.DataFrame(configs, frame.run_id, dtype=object)
@@ -76,8 +75,8 @@ def row_names(frame: pd.DataFrame) -> dict[str, str]:
 def compare_cells(fresh: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
     """Compare the mean test accuracies of the runs that two frames of `results` share.
 
-    A difference by chance has the variance of two means: that over seeds, and the binomial one over
-    test images. The limit is two of its standard errors.
+    By chance, two means differ with the variance over seeds plus the binomial variance over test
+    images. The limit is two standard errors of this difference.
 
     Returns:
         A row for each cell: study, name (`row_names`), mode, test_domain, seeds, published and
@@ -105,10 +104,10 @@ def compare_cells(fresh: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
 
 # %% ../../nbs/08_report/08_compare_published.ipynb #def-by-chance
 def by_chance(cells: int) -> int:
-    """Return how many of some differences may exceed their limit by chance.
+    """Return the largest number of cells that plausibly exceed their limit by chance.
 
-    The limit is two standard errors, so 5 % of them do; two standard deviations of this binomial
-    count are added. Cells are taken as independent.
+    The limit is two standard errors, so 5 % of the cells exceed it. Two standard deviations of this
+    binomial count are added. Cells are assumed to be independent.
 
     >>> by_chance(100)
     9
@@ -127,14 +126,14 @@ class PageVerdict(NamedTuple):
 
 
 def page_verdict(profile: str, artefact: str, folder: Path, store: str = "") -> PageVerdict:
-    """Return the verdict of a rendered page, and those on the claims that it shows.
+    """Return the verdict of a rendered page, and the verdicts on the claims that it shows.
 
     Args:
-        profile: of the page.
-        artefact: the page.
-        folder: into which it was rendered.
-        store: the folder of the results, '' for the published ones. Claims whose studies have none
-            there are left out.
+        profile: profile of the page.
+        artefact: id of the page.
+        folder: folder of the rendered page.
+        store: the folder of the results, or '' for the published ones. Claims whose studies have no
+            results are left out.
     """
     lines = facts_of(Path(folder) / f"{artefact}.ipynb").get("verdict", [])
     page = f"{profile}/{artefact}"
@@ -149,7 +148,7 @@ def page_verdict(profile: str, artefact: str, folder: Path, store: str = "") -> 
 
 
 def changed_lines(published: PageVerdict, fresh: PageVerdict) -> list[str]:
-    """List the lines in which two verdicts differ.
+    """List the lines that differ between two verdicts.
 
     >>> changed_lines(PageVerdict(["Yes."]), PageVerdict(["No."]))
     ['- Yes.', '+ No.']
@@ -160,7 +159,7 @@ def changed_lines(published: PageVerdict, fresh: PageVerdict) -> list[str]:
 
 
 def changed_claims(published: PageVerdict, fresh: PageVerdict) -> list[str]:
-    """List the claims, as 'key (studies)', on which two pages have another verdict."""
+    """List the claims on which two pages have different verdicts, as 'key (studies)'."""
     both = sorted(published.claims.keys() & fresh.claims.keys())
     changed = []
     for key, studies in both:
@@ -170,9 +169,9 @@ def changed_claims(published: PageVerdict, fresh: PageVerdict) -> list[str]:
 
 # %% ../../nbs/08_report/08_compare_published.ipynb #def-circumstances
 def circumstances(fresh: pd.DataFrame, published: pd.DataFrame) -> str:
-    """Return the differences between the environments of two frames of `results`, in words.
+    """Describe the differences between the environments of two frames of `results`.
 
-    Another version of the library is named only if nothing else differs.
+    The version of the library is named only if nothing else differs.
     """
     facts = ["determinism", "device_name"]
     for column in fresh:
@@ -192,7 +191,7 @@ def circumstances(fresh: pd.DataFrame, published: pd.DataFrame) -> str:
 
 # %% ../../nbs/08_report/08_compare_published.ipynb #def-changed-tables
 def _same_table(published: Path, fresh: Path) -> bool:
-    """Return whether two CSV files are equal, numbers to six digits; a missing one never is."""
+    """Test whether two CSV files exist and are equal, with numbers compared to six digits."""
     if not fresh.exists():
         return False
     if fresh.read_bytes() == published.read_bytes():
@@ -212,7 +211,7 @@ def changed_tables(pages: list[tuple[str, str]], output) -> tuple[int, list[str]
         output: the other folder.
 
     Returns:
-        (number of tables, those that are missing or different in `output`).
+        (number of tables, names of tables that are missing or different in `output`).
     """
     committed = {}
     tables = []

@@ -20,16 +20,16 @@ from hmoe_repro.report.compare_published import (
 
 # %% ../../nbs/08_report/09_comparison_text.ipynb #def-describe
 def describe(compared: pd.DataFrame) -> str:
-    """Return the result of `compare_runs`, of one study or several, in one line."""
+    """Describe the result of `compare_runs` for one or several studies in one line."""
     count = compared.side.value_counts()
     both = int(count.get("both", 0))
     unpublished = int(count.get("fresh", 0))
     absent = int(count.get("published", 0))
     text = f"{both - compared.different.sum()} of {both} records equal the published ones"
     if unpublished:
-        text += f"; {unpublished} are not published"
+        text += f", {unpublished} are not published"
     if absent:
-        return f"{text}; {absent} published ones were not repeated."
+        return f"{text}, {absent} published ones were not repeated."
     return f"{text}."
 
 # %% ../../nbs/08_report/09_comparison_text.ipynb #def-findings
@@ -39,7 +39,7 @@ def _changes(total: pd.DataFrame, cells: pd.DataFrame, claims: list[str]) -> lis
     Args:
         total: rows of `compare_runs`.
         cells: rows of `compare_cells`.
-        claims: of `changed_claims`.
+        claims: result of `changed_claims`.
     """
     changes = []
     failed = total.failed.sum()
@@ -67,8 +67,8 @@ def compare_studies(studies: dict[str, tuple], pages: dict[str, tuple]) -> list[
     """Return the comparison that `hmoe reproduce` prints at its end, the headline first.
 
     Args:
-        studies: name -> (fresh, published) frames of `results`; the published one is empty if
-            nothing is published.
+        studies: name -> (fresh, published) frames of `results`. The second is empty if nothing is
+            published.
         pages: artefact -> (published, fresh) `PageVerdict`.
     """
     compared = {}

@@ -30,7 +30,7 @@ def title_and_claim(notebook: Path) -> tuple[str, str]:
 
 
 def facts_of(page: Path) -> dict:
-    """Return the provenance next to an executed page; {} without such a file."""
+    """Return the provenance next to an executed page, or {} if there is no such file."""
     path = page.with_name(f"{page.stem}.provenance.json")
     return json.loads(read_text(path)) if path.exists() else {}
 
@@ -38,11 +38,11 @@ def facts_of(page: Path) -> dict:
 def data_title(title: str, page: Path) -> str:
     """Return the title of a page in the gallery, with the data of its runs.
 
-    The data are appended if they are one data set that the title does not name (`named_data`), so
-    that stand-in data cannot be mistaken for the paper's.
+    If all runs are on one data set, and the title does not name it (`named_data`), it is appended.
+    Stand-in data can then not be mistaken for the paper's.
 
     Args:
-        title: of the page.
+        title: title of the page.
         page: the executed notebook.
     """
     page = Path(page)
@@ -63,13 +63,13 @@ def index_entry(folder: Path, artefact: str, files: list[str]) -> dict:
 
     Args:
         folder: the folder of the profile.
-        artefact: the page.
+        artefact: id of the page.
         files: the names of its files.
 
     Returns:
-        `name`, `title` (`data_title`), `claim`, `verdict`, its `answer` without the full stop,
-        `pictures` and the first of them, `picture` ('' without one), `tables` as Markdown, and the
-        names of its other files, `linked`.
+        `name`, `title` (`data_title`), `claim`, `verdict`, and its `answer` without the full stop.
+        Also `pictures`, the first of them as `picture` ('' if there is none), `tables` as Markdown,
+        and the names of the other files as `linked`.
     """
     page = folder / f"{artefact}.ipynb"
     title, claim = title_and_claim(page)
@@ -91,7 +91,7 @@ def index_entry(folder: Path, artefact: str, files: list[str]) -> dict:
 
 # %% ../../nbs/08_report/04_gallery.ipynb #def-gallery
 def _origin(profile: str, store: str) -> str:
-    """Return where the pages of a profile are from, in words."""
+    """Describe the origin of the pages of a profile."""
     if profile == "bench":
         return "from the benchmark records in `results/` by `hmoe figures --profile bench`"
     if store:
@@ -104,9 +104,9 @@ def gallery(profile: str, output: str = "figures", store: str = "") -> Path:
     """Write `<output>/<profile>/README.md`, the index of the pages that were rendered there.
 
     Args:
-        profile: of the pages.
+        profile: profile of the pages.
         output: the folder of all pages.
-        store: as it was given to `render`.
+        store: as in `render`.
 
     Returns:
         The path of the index.

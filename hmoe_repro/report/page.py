@@ -63,10 +63,10 @@ def check_parameters(cells: list[str]):
 
     Args:
         cells: the source of the executed cells. The first one that is not empty assigns the
-            parameters, and one that begins with `# Parameters` is injected.
+            parameters. A cell that begins with `# Parameters` is injected.
 
     Raises:
-        HmoeError: naming an unknown parameter and the valid ones.
+        HmoeError: for an unknown parameter, with the valid ones.
 
     >>> check_parameters(["profile = 'smoke'", "# Parameters\\nprofile = 'quick'"])
     """
@@ -79,7 +79,7 @@ def check_parameters(cells: list[str]):
 
 
 def _executed_cells() -> list[str]:
-    """Return the source of the cells that this kernel has executed; none outside of a notebook."""
+    """Return the source of the cells that this kernel has executed (none outside of notebooks)."""
     if "IPython" not in sys.modules:
         return []
     shell = sys.modules["IPython"].get_ipython()
@@ -87,20 +87,20 @@ def _executed_cells() -> list[str]:
 
 # %% ../../nbs/08_report/12_page.ipynb #def-quoted-times
 _MODELS = {"resnet50": "ERM", "deit_small": "ERM-ViT", "gmoe_s16": "GMoE"}
-_IMAGES = 160  # of an update in GMoE's Table 16
-_PIXELS = 224  # a side
+_IMAGES = 160  # images of an update in GMoE's Table 16
+_PIXELS = 224  # pixels a side
 
 
 def quoted_step(network: str, algorithm: str, images: float) -> tuple[float, float] | None:
     """Return the cost of an update on a V100 by GMoE's Table 16.
 
     Args:
-        network: one of the table; None is returned for any other.
-        algorithm: its time relative to ERM's is that of the table, or 1.
-        images: of the update.
+        network: name of the network.
+        algorithm: name of the algorithm. If it is not in the table, it counts as ERM.
+        images: number of images of the update.
 
     Returns:
-        (seconds, GB), proportional to the images.
+        (seconds, GB), proportional to the images, or None if the network is not in the table.
     """
     if network not in _MODELS:
         return None
@@ -122,7 +122,7 @@ def _quoted_steps(part: RunGrid) -> list[tuple[float, float]] | None:
         part: runs of one algorithm on one data set.
 
     Returns:
-        (seconds, GB) of each; None if the table lacks the network.
+        (seconds, GB) for each test domain, or None if the network is not in the table.
     """
     [algorithm] = part.algorithms
     [dataset] = part.datasets
@@ -146,7 +146,7 @@ def _quoted_steps(part: RunGrid) -> list[tuple[float, float]] | None:
 
 @functools.cache
 def quoted_cost(study: str) -> dict:
-    """Return the cost of a study on a V100, by the times that GMoE's Table 16 prints.
+    """Estimate the cost of a study on a V100 from the times in GMoE's Table 16.
 
     Returns:
         `runs`, `timed` (the number of runs that can be estimated), their total `hours`, and the
@@ -179,9 +179,9 @@ def not_run(artefact: str, profile: str, absent: list[str]) -> str:
     """Return Markdown that opens a page without results: its studies, their runs and their cost.
 
     Args:
-        artefact: the page.
-        profile: of the page.
-        absent: studies that were not run; if there are none, the text is empty.
+        artefact: id of the page.
+        profile: profile of the page.
+        absent: studies that were not run. If there are none, the text is empty.
     """
     if not absent:
         return ""
@@ -255,12 +255,12 @@ def add_finding(figure, finding: str, caption: str):
     """Write a finding above a figure and a caption below it, outside of its area.
 
     The layout of the figure is computed and kept, with its legends inside of its area. A picture
-    that is saved with a tight bounding box, as the project's style has it, includes both texts.
+    that is saved with a tight bounding box, as in the project's style, includes both texts.
 
     Args:
-        figure: of matplotlib.
-        finding: bold; '' for none.
-        caption: small; '' for none.
+        figure: a figure of matplotlib.
+        finding: text in bold, or ''.
+        caption: text in a small font, or ''.
     """
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
@@ -277,11 +277,11 @@ def add_finding(figure, finding: str, caption: str):
         figure.text(s=text, y=-gap, va="top", fontsize=_CAPTION_SIZE, color="#595959", **shared)
 
 # %% ../../nbs/08_report/12_page.ipynb #def-greyed
-OTHER_PROTOCOL = "other protocol"  # in the head of a column: numbers that are not comparable
+OTHER_PROTOCOL = "other protocol"  # marks the heading of a column that is not comparable
 
 
 def greyed(table: str) -> str:
-    """Return a Markdown table in which columns of another protocol are grey.
+    """Grey out the columns of another protocol in a Markdown table.
 
     >>> print(greyed("| ours | paper (other protocol) |\\n|---|---|\\n| 1 | 2 |"))
     | ours | paper (other protocol) |
@@ -303,19 +303,21 @@ def greyed(table: str) -> str:
 class PageOutput:
     """Output of a page: shows and writes its answer, text, tables and pictures.
 
-    It knows nothing of runs: `Page` adds the results of studies, and the page of a benchmark
-    (`bench.timing.BenchPage`) the record of a measurement. Construct it at the top of a page: the
-    head of the page is reserved for the answer, which may be known only at the end.
+    This class does not depend on runs. `Page` adds the results of studies, and
+    `bench.timing.BenchPage` adds the record of a measurement. Construct it at the top of a page,
+    because it reserves the head of the page for the answer, which may be known only at the end.
 
-    Attributes: `caption` says of the runs what stands below pictures and in titles of tables, here
-    nothing; `answer` is the sentence at the head, '' until it is known; `finding` is the title of a
-    picture without its own; `findings` has the title of each picture by its file.
+    Attributes:
+        caption: facts about the runs, below pictures and in titles of tables. Empty here.
+        answer: the sentence at the head, '' until it is known.
+        finding: the default title of a picture.
+        findings: file of a picture -> its title.
 
     Args:
-        name: the page, and the beginning of the name of each of its files.
-        folder: where tables, pictures and the verdict are written.
-        link_pictures: whether the pictures are shown right under the answer, as links to their
-            files. A page whose files go to a temporary folder has no such links.
+        name: id of the page, with which the names of all its files begin.
+        folder: folder of tables, pictures and the verdict.
+        link_pictures: whether to show the pictures right under the answer, as links to their files.
+            A page whose files go to a temporary folder has no such links.
     """
 
     caption = ""
@@ -328,7 +330,7 @@ class PageOutput:
         self.name = name
         self.folder = folder
         self.findings = {}
-        self.random = np.random.RandomState(0)  # a picture is the same each time
+        self.random = np.random.RandomState(0)  # for reproducible pictures
         use_style()
         self._answer = display(Markdown(""), display_id=True)
         self._links = None
@@ -336,26 +338,26 @@ class PageOutput:
             self._links = display(Markdown(""), metadata={PICTURES: True}, display_id=True)
 
     def scattered(self):
-        """Context manager: seaborn scatters the dots of `stripplot` by the page's own generator."""
+        """Context manager: seaborn scatters the dots of `stripplot` by the page's generator."""
         return drawing_from(self.random)
 
     def show(self, *texts):
-        """Display Markdown; a frame as a table."""
+        """Display texts as Markdown and frames as tables."""
         from IPython.display import Markdown, display
 
         for text in texts:
             display(Markdown(markdown_table(text) if isinstance(text, pd.DataFrame) else text))
 
     def _head(self) -> str:
-        """Return the answer as Markdown, as it stands at the head of the page."""
+        """Return the answer at the head of the page as Markdown."""
         return f"**Answer.** {self.answer}"
 
     def conclude(self, lines: list[str]):
         """Write and display the verdict: the answer, and further lines as details.
 
         Args:
-            lines: of the verdict. If the page has no `answer` yet, the first sentence is it, and
-                is shown at the head of the page.
+            lines: lines of the verdict. If the page has no `answer` yet, the first sentence becomes
+                its answer and is shown at the head of the page.
         """
         from IPython.display import Markdown
 
@@ -366,7 +368,7 @@ class PageOutput:
         self.show(provenance.save_verdict(lines, self.folder, self.name))
 
     def _file(self, part: str) -> str:
-        """Return the name of a file without its ending: in lower case, without a blank."""
+        """Return the name of a file without its ending, in lower case and without blanks."""
         return _joined("_", self.name, part).replace(" ", "_").lower()
 
     def table(self, table, part="", title="", *, numbers=None, decimals=2, shown=True):
@@ -375,10 +377,10 @@ class PageOutput:
         Args:
             table: a frame.
             part: the end of its file's name.
-            title: of the table; `caption` follows it.
+            title: title of the table, followed by `caption`.
             numbers: the content of its CSV file, if the table itself is text.
-            decimals: of its numbers.
-            shown: whether it is displayed.
+            decimals: number of decimals.
+            shown: whether to display it.
         """
         save_table(
             table,
@@ -395,16 +397,16 @@ class PageOutput:
         """Write and display a picture.
 
         Args:
-            figure: of matplotlib, or a grid of seaborn.
+            figure: a figure of matplotlib, or a grid of seaborn.
             part: the end of its file's name.
-            finding: what the picture shows, in at most 14 words: its title and its alternative
-                text; '' for the page's `finding`.
+            finding: finding of the picture in at most 14 words, used as title and alternative text.
+                Default: the page's `finding`.
             note: how to read the picture, the beginning of its caption.
-            caption: the rest of its caption; None for the page's `caption`.
+            caption: the rest of its caption. Default: the page's `caption`.
         """
         legend = getattr(figure, "_legend", None)
         if legend:
-            import seaborn as sns  # half a second, for such pictures alone
+            import seaborn as sns  # takes half a second, so only for such pictures
 
             sns.move_legend(figure, "outside right center", title=legend.get_title().get_text())
         figure = getattr(figure, "figure", figure)
@@ -418,7 +420,7 @@ class PageOutput:
         plt.show()
 
     def _link_pictures(self):
-        """Show the pictures made so far, files beside the page, right under the answer.
+        """Show the pictures made so far right under the answer, as links to their files.
 
         `render` makes a Markdown cell of these links.
         """
@@ -434,9 +436,9 @@ def further_answers(answers: list, own: PageAnswer, studies: list[str]) -> list[
     """Return the answers to further claims that were measured on a page's own studies.
 
     Args:
-        answers: those of `page_answer`, None for a claim that was not measured.
+        answers: results of `page_answer`, None for a claim that was not measured.
         own: the answer of the page, which is left out.
-        studies: of the page.
+        studies: studies of the page.
     """
     kept = []
     for answer in answers:
@@ -448,12 +450,13 @@ def further_answers(answers: list, own: PageAnswer, studies: list[str]) -> list[
 
 
 def answer_head(own: PageAnswer, others: list[PageAnswer], stated: str) -> str:
-    """Return what stands at the head of a page that answers a claim, as Markdown.
+    """Return the head of a page that answers a claim, as Markdown.
 
     Args:
         own: the answer of the page.
         others: the answers to its further claims.
-        stated: key of the claim in its title cell. The claim is added if it is another one.
+        stated: key of the claim in its title cell. If the answer is to a different claim, that
+            claim is added.
     """
     text = f"**Answer.** {own.text}"
     claim = own.claim
@@ -470,7 +473,7 @@ LAST_UPDATE = "none: codes, gates and scores are those of the model after the la
 
 
 class _Results(PageOutput):
-    """Results of a page, and what its captions say of them."""
+    """Results of a page, and its captions."""
 
     def __init__(
         self,
@@ -494,7 +497,7 @@ class _Results(PageOutput):
         self.absent = [study for study in wanted if not study_file(study, store).exists()]
         self.studies = [study for study in wanted if study not in self.absent]
         if required and self._study in self.absent:
-            results(self._study, store)  # says how to get it
+            results(self._study, store)  # raises an error with the fix
         self.frame, _ = available_results(self.studies, store)
         if where and len(self.frame):
             self.frame = self.frame.query(where)
@@ -531,7 +534,7 @@ class _Results(PageOutput):
         return answer_head(self.own, self.others, ARTEFACTS[self.name].claims[0])
 
     def results(self, *studies: str) -> pd.DataFrame:
-        """Return `results` of some studies, as far as they have any.
+        """Return the available `results` of some studies.
 
         A name without a profile means the study of this page's profile.
         """
@@ -558,20 +561,20 @@ class _Results(PageOutput):
         return self.caption_of(self.frame)
 
     def caption_of(self, frame: pd.DataFrame) -> str:
-        """Return `caption` of some of the runs; '' for the toy, whose scale is the paper's."""
+        """Return `caption` of some of the runs, or '' for the toy at the paper's scale."""
         if not len(frame) or set(frame.dataset) == {provenance.TOY}:
             return ""
         return provenance.caption(frame, self.profile != "paper" or bool(self.reduced))
 
 # %% ../../nbs/08_report/12_page.ipynb #def-page-statements
 _COMPUTED = (
-    "Computed from the configurations of the runs and from the study of the paper's protocol. As "
-    "long as a setting is listed, no difference to the paper's numbers is formed."
+    "Computed from the configurations of the runs and from the study of the paper's protocol. We "
+    "subtract the paper's numbers only if this list is empty."
 )
 
 
 def _shown_verdict(own: PageAnswer) -> str:
-    """Return the verdict that an answer states: that of its number, or why it decides nothing."""
+    """Return the verdict of an answer, or the reason why it is undecided."""
     if own.claim.untestable:
         return UNTESTABLE
     if own.claim.scale and own.text.startswith("Undecided"):
@@ -583,7 +586,7 @@ def claim_facts(own: PageAnswer | None) -> dict:
     """Return the page's own claim, its verdict and its number, for the file of facts.
 
     Args:
-        own: the answer to the claim; None if the page has none.
+        own: the answer to the claim, or None if the page has no claim.
     """
     if own is None:
         return {}
@@ -601,7 +604,7 @@ class _Statements(_Results):
     """Differences from the protocol, and the verdict of a page."""
 
     def _protocol_lines(self) -> list[str]:
-        """Return what differs from the paper's protocol, a line each, with the data set."""
+        """Return a line for each difference from the paper's protocol, with the data set."""
         protocol = self.protocol
         if not protocol and self.profile == "paper":
             protocol = self.studies
@@ -616,9 +619,9 @@ class _Statements(_Results):
         return lines
 
     def measured(self, *lines: str):
-        """Say how the numbers were measured: two lines, then the details, folded.
+        """Show how the numbers were measured, in two lines and folded details.
 
-        The details are what differs from the paper's protocol, and the facts about the runs
+        The details are the differences from the paper's protocol and the facts about the runs
         (`provenance.header`).
 
         Args:
@@ -638,13 +641,13 @@ class _Statements(_Results):
         self.show(folded("Data, settings, runs and commits", facts))
 
     def verdict(self, *lines: str, rule="", also=()):
-        """Write and display the verdict, and write where the numbers are from.
+        """Write and display the verdict, and write the provenance of the numbers.
 
         Args:
-            lines: of the verdict. They follow the answer to the page's own claim; without such a
-                claim the first sentence is the answer. Studies that were not run come last.
-            rule: how models were chosen, in words; '' for `rule_of`.
-            also: results beside those of the page.
+            lines: lines of the verdict, which follow the answer to the page's claim. If the page
+                has no claim, the first sentence is the answer. Studies that were not run come last.
+            rule: the selection rule in words. Default: `rule_of`.
+            also: further results, in addition to the page's.
         """
         lines = [line for line in lines if line]
         if self.own:
@@ -678,10 +681,15 @@ class _Statements(_Results):
 class Page(_Statements):
     """Page of a table or figure: reads the results of its studies, and shows and writes the rest.
 
-    Its steps display, and write tables, pictures and the verdict to `<output>/<profile>`.
+    Its methods display tables, pictures and the verdict, and write them to `<output>/<profile>`.
 
-    Attributes: `frame` (results; empty if nothing was run), `studies` and `absent` (with results,
-    without), `folder`, `caption`, `reduced` (the settings that differ from the paper's).
+    Attributes:
+        frame: the results. Empty if nothing was run.
+        studies: studies with results.
+        absent: studies without results.
+        folder: folder of the page's files.
+        caption: data, scale, updates and seeds of the runs.
+        reduced: the settings that differ from the paper's.
 
     Raises:
         HmoeError: for an unknown page, profile or parameter.
@@ -692,10 +700,10 @@ class Page(_Statements):
 
         Args:
             label: the beginning of the title.
-            frame: the results; None: all of the page.
+            frame: the results. Default: all of the page.
             part: the end of the file's name.
-            block: function of the table that returns a changed one.
-            paper: rows of `paper_numbers`; their averages over test domains are a column beside
+            block: function that returns a changed table.
+            paper: rows of `paper_numbers`. Their averages over test domains become a column next to
                 ours, in grey if the protocols differ.
         """
         if frame is None:
@@ -716,16 +724,16 @@ class Page(_Statements):
     def contrasts(self, *baselines: str, frame=None, part="", block=None, hue=None, palette=None):
         """Write and display the differences to each of the baselines with 95 % intervals.
 
-        They are a table and a forest plot, which is the picture of the page. Without anything to
-        compare nothing is shown.
+        They are shown as a table and as a forest plot, which is the picture of the page. If there
+        is nothing to compare, nothing is shown.
 
         Args:
             baselines: algorithms, or algorithms with a mode.
-            frame: the results; None: all of the page.
+            frame: the results. Default: all of the page.
             part: the part of the files' names.
-            block: function of a table that returns a changed one.
-            hue: of `forest_plot`.
-            palette: of `forest_plot`.
+            block: function that returns a changed table.
+            hue: as in `forest_plot`.
+            palette: as in `forest_plot`.
         """
         if frame is None:
             frame = self.frame
@@ -763,7 +771,7 @@ class Page(_Statements):
                 self.figure(figure, file_part, finding, note, caption=caption)
 
     def paper(self, block: pd.DataFrame, title: str, source: str, part="paper", decimals=1):
-        """Write a table of the paper's own numbers, and display it folded, with its source."""
+        """Write a table of the paper's numbers, and display it folded, with its source."""
         save_table(
             block, self.folder, self._file(part), f"{title}, not from this study", decimals=decimals
         )
@@ -771,13 +779,13 @@ class Page(_Statements):
         self.show(folded(title, text))
 
     def against(self, *baselines: str, frame=None, numbers=None) -> list[str]:
-        """Return `verdict_lines` against each of the baselines; none if nothing was run.
+        """Return `verdict_lines` against each of the baselines, or none if nothing was run.
 
         Args:
-            baselines: as of `contrasts`.
-            frame: the results; None: all of the page.
-            numbers: the paper's. If no setting differs from the paper's, they are compared with
-                ours, and the table is displayed.
+            baselines: as in `contrasts`.
+            frame: the results. Default: all of the page.
+            numbers: the paper's numbers. If no setting differs from the paper's, they are compared
+                with ours, and the table is displayed.
         """
         if frame is None:
             frame = self.frame

@@ -36,12 +36,12 @@ def output_folder(output: str, profile: str) -> Path:
     """Make the folder `<output>/<profile>` and return it.
 
     Args:
-        output: a path; a relative one starts at the project's root. If it is empty, the folder is a
-            fresh temporary one.
-        profile: of the pages.
+        output: a path. A relative path starts at the project's root. If it is empty, a new
+            temporary folder is made.
+        profile: profile of the pages.
 
     Raises:
-        HmoeError: if it cannot be written.
+        HmoeError: if the folder cannot be written.
     """
     if not str(output):
         return Path(tempfile.mkdtemp(prefix="hmoe-"))
@@ -83,7 +83,7 @@ def _is_stand_in(dataset: str) -> bool:
 def data_status(frame: pd.DataFrame) -> str:
     """Return the status of runs that do not follow the paper's protocol, a word of `STATUS`.
 
-    It is 'stand-in' if the data of all runs but the toy's stand in for the papers', else 'reduced'.
+    It is 'stand-in' if all runs, except on the toy, use stand-in data, and otherwise 'reduced'.
     """
     names = set(values_of(frame, "dataset")) - {TOY}
     if names and all(_is_stand_in(name) for name in names):
@@ -92,12 +92,12 @@ def data_status(frame: pd.DataFrame) -> str:
 
 # %% ../../nbs/08_report/01_provenance.ipynb #def-protocol-note
 def protocol_note(profile: str, frame: pd.DataFrame = ()) -> str:
-    """Return a sentence that says how a profile relates to the paper's protocol.
+    """Return a sentence that compares a profile with the paper's protocol.
 
     Args:
-        profile: of the page.
-        frame: its results, for the status of the data. If all of it is the toy of 20,000 epochs,
-            it is at the paper's scale in every profile.
+        profile: profile of the page.
+        frame: its results, for the status of the data. If all runs are on the toy with 20,000
+            epochs, they are at the paper's scale in every profile.
 
     >>> protocol_note("paper")
     "The paper's protocol."
@@ -155,7 +155,7 @@ def changed_settings(frame: pd.DataFrame) -> list[str]:
 
 # %% ../../nbs/08_report/01_provenance.ipynb #def-caption
 def _few(values: list, form=str) -> str:
-    """Return sorted values for a caption, two at most.
+    """Format sorted values for a caption, at most two of them.
 
     Args:
         values: sorted numbers or names.
@@ -175,7 +175,7 @@ def _few(values: list, form=str) -> str:
     return f"{texts[0]} and {len(texts) - 1} others"
 
 
-_NAMES = {PIP_PACKAGE: "EfficientNet-Lite0, ImageNet-pretrained"}  # by the start of the weights
+_NAMES = {PIP_PACKAGE: "EfficientNet-Lite0, ImageNet-pretrained"}  # start of `weights` -> name
 
 
 def _weights_in_words(weights: str) -> str:
@@ -205,7 +205,7 @@ def initial_weights(frame: pd.DataFrame) -> str:
 
 
 def _seeds(frame: pd.DataFrame) -> str:
-    """Return '3 seeds', or '3 to 11 seeds' if settings have different numbers of them."""
+    """Return '3 seeds', or '3 to 11 seeds' if settings have different numbers of seeds."""
     setting = ["algorithm", "network", "dataset", "test_domain"]
     has_draws = "hparams_seed" in frame and frame.hparams_seed.any()
     if not has_draws:  # else each seed has its own hyper-parameters
@@ -219,13 +219,13 @@ def _seeds(frame: pd.DataFrame) -> str:
 def caption(frame: pd.DataFrame, reduced: bool = True) -> str:
     """Return the title of a picture or table: the data and the scale of its runs.
 
-    An example is 'ColoredMNIST, reduced: 200 updates, 1 seed'. For image folders it has the pixels
-    and `initial_weights`, too. Of more than two values it has the range or the first: '411 to 564
-    updates'.
+    An example is 'ColoredMNIST, reduced: 200 updates, 1 seed'. For image folders it also has the
+    pixels and `initial_weights`. More than two values are given as a range, as in '411 to 564
+    updates', or by the first of them.
 
     Args:
         frame: the results that are shown.
-        reduced: whether they differ from the paper's protocol; then `data_status` is stated.
+        reduced: whether they differ from the paper's protocol. If so, `data_status` is stated.
     """
     facts = []
     if "images" in frame and frame.images.notna().any():
@@ -238,9 +238,10 @@ def caption(frame: pd.DataFrame, reduced: bool = True) -> str:
 
 # %% ../../nbs/08_report/01_provenance.ipynb #def-plan-words
 def plan_words(frame: pd.DataFrame) -> str:
-    """Return which studies of the library in a frame were planned, and which are retrospective.
+    """Describe which studies of the library in a frame were planned, and which are retrospective.
 
-    Date, seeds, margin and measure of a plan are named. Without such a study the text is empty.
+    The date, seeds, margin and measure of each plan are named. The text is empty if the frame has
+    no study of the library.
     """
     texts = []
     retrospective = []
@@ -268,9 +269,9 @@ def header(profile: str, frame: pd.DataFrame, title: str = "") -> str:
     runs, algorithms, test domains, seeds, commits, devices, and whether the studies were planned.
 
     Args:
-        profile: of the page, or the name of a study.
+        profile: profile of the page, or the name of a study.
         frame: its results.
-        title: of a user's study; without one the page opens with `protocol_note`.
+        title: title of a user's study. Without it the page opens with `protocol_note`.
     """
     frame = runs(frame)
     weights = [str(name) for name in values_of(frame, "weights") if name not in ("", "random")]
@@ -299,12 +300,12 @@ TOY_RULE = _RULES["toy"]
 
 
 def rule_of(frame: pd.DataFrame) -> str:
-    """Return the rule by which the models of some runs were chosen, in words.
+    """Return the rule by which the models of some runs were selected, in words.
 
-    It is the toy's, that of the protocol that was followed, or both.
+    It is the rule of the toy, the rule of the protocol that was followed, or both.
 
     Raises:
-        HmoeError: for runs of two protocols.
+        HmoeError: if the runs follow two protocols.
     """
     toys = frame.dataset == TOY
     if len(frame) and toys.all():
@@ -318,9 +319,9 @@ def save_verdict(lines: list[str], output: Path, artefact: str) -> str:
     """Write the verdict of a page as a Markdown list, and return the list.
 
     Args:
-        lines: of the verdict.
+        lines: lines of the verdict.
         output: the folder of the file `<artefact>_verdict.md`.
-        artefact: the page.
+        artefact: id of the page.
     """
     text = "\n".join(f"- {line}" for line in lines) + "\n"
     write_atomic(Path(output) / f"{artefact}_verdict.md", text)
@@ -328,7 +329,7 @@ def save_verdict(lines: list[str], output: Path, artefact: str) -> str:
 
 
 def verdict_facts(lines: Sequence[str]) -> dict:
-    """Return a verdict as data: its lines, and the `answer`, the first sentence of the first line.
+    """Return the lines of a verdict and its `answer`, the first sentence, as data.
 
     >>> verdict_facts(["No."])
     {'answer': 'No.', 'verdict': ['No.']}
@@ -338,9 +339,9 @@ def verdict_facts(lines: Sequence[str]) -> dict:
 
 # %% ../../nbs/08_report/01_provenance.ipynb #def-merged
 def _environments(frame: pd.DataFrame) -> dict:
-    """Return fact about the machines -> its distinct values over the runs.
+    """Return the distinct values of each fact about the machines of the runs.
 
-    Facts within a fact, such as versions, are returned as a dictionary of the same form.
+    Nested facts, such as versions of packages, are returned as a nested dictionary.
     """
     merged = {}
     for column in sorted(name for name in frame if name.startswith("environment.")):
@@ -374,16 +375,16 @@ def provenance(
     versions.
 
     Args:
-        artefact: the page.
-        profile: of the page.
+        artefact: id of the page.
+        profile: profile of the page.
         frame: its results.
         output: the folder of the file.
-        study: the study of which the page is made; its file's digest is written.
-        store: the folder of the study's records; '' for the published ones.
-        selection_rule: in words; '' for `rule_of`.
-        extra_studies: further studies whose runs are in the frame; their digests are written, too.
+        study: the study of the page. The digest of its file is written.
+        store: the folder of the study's records, or '' for the published records.
+        selection_rule: the selection rule in words. Default: `rule_of`.
+        extra_studies: further studies whose runs are in the frame. Their digests are written too.
         verdict: the lines of the verdict.
-        claim: facts about the claim that the page answers, such as its key; None for none.
+        claim: facts about the claim that the page answers, such as its key, or None.
     """
     frame = runs(frame)
     evidence = {

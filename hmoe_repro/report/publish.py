@@ -19,7 +19,8 @@ from ..training.store import RunStore, publish_study
 def _complete_runs(study: str, run_ids: list[str], store: RunStore) -> list[str]:
     """Return the ids of a study's runs that are complete in the store.
 
-    `HmoeError` if none is, or if one that is published is not complete there.
+    Raises:
+        HmoeError: if no run is complete, or if a published run is not complete in the store.
     """
     complete = []
     for run_id in run_ids:
@@ -45,17 +46,17 @@ def publish_studies(studies: list[str], store: RunStore, partial=False) -> dict[
     """Copy finished studies from the store to `results/`.
 
     Args:
-        studies: names, and paths of files.
+        studies: names of studies, or paths of study files.
         store: the folder of runs.
-        partial: whether the complete runs of unfinished studies are published.
+        partial: whether to publish the complete runs of unfinished studies.
 
     Returns:
         The file of each study -> its number of records.
 
     Raises:
-        HmoeError: for an unknown study, two studies of one name, and a missing or failed run. If
-            `partial`, only if no run of a study is complete, or one that is published is not in
-            the store.
+        HmoeError: for an unknown study, two studies with the same name, or a missing or failed run.
+            With `partial`, missing runs raise it only if no run of a study is complete or a
+            published run is not in the store.
     """
     run_ids = {}
     described = {}
@@ -64,7 +65,7 @@ def publish_studies(studies: list[str], store: RunStore, partial=False) -> dict[
         described[requested] = read_study(requested)
     if len({study.name for study in described.values()}) < len(described):
         names = " and ".join(str(requested) for requested in described)
-        raise HmoeError(f"{names} are two studies of one name.", fix="rename one.")
+        raise HmoeError(f"{names} are two studies with the same name.", fix="rename one.")
     published = {}
     for requested, study in described.items():
         if partial:
@@ -85,7 +86,7 @@ def publish_studies(studies: list[str], store: RunStore, partial=False) -> dict[
 
 
 def write_beside_runs(studies: list[str], store: RunStore) -> str:
-    """Write the records of some studies, failed ones too, into a folder next to the runs.
+    """Write the records of some studies, including failed runs, into a folder next to the runs.
 
     Args:
         studies: their names.

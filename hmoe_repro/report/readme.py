@@ -54,11 +54,11 @@ def fill_blocks(text: str, blocks: dict[str, str]) -> str:
     """Return the text of a page with the content of its blocks replaced.
 
     Args:
-        text: of the page.
+        text: text of the page.
         blocks: name -> new content.
 
     Raises:
-        HmoeError: for a block in the page that is none of `blocks`.
+        HmoeError: if the page has a block that is not in `blocks`.
 
     >>> fill_blocks("<!-- n:start -->old<!-- n:end -->", {"n": "new"})
     '<!-- n:start -->\\nnew\\n<!-- n:end -->'
@@ -76,7 +76,7 @@ def fill_blocks(text: str, blocks: dict[str, str]) -> str:
 def deviations_of(notebook: Path) -> str:
     """Return the section 'Deviations' of a library notebook, a table below the notebook's title.
 
-    Links in it are made relative to the folder `docs`. Without deviations it is empty.
+    Links are made relative to the folder `docs`. The text is empty if there is no deviation.
     """
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     texts = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"]
@@ -105,10 +105,10 @@ _DEVIATIONS_HEAD = "| what | paper | here | why |\n|---|---|---|---|"
 
 
 def all_deviations() -> str:
-    """Return the deviations of all notebooks about the papers' methods: a table for each part.
+    """Return the deviations of all notebooks about the papers' methods, a table for each part.
 
-    They are those on methods, data, networks, algorithms and training; the parts around them have
-    no counterpart in the papers. A row with the title of a notebook stands before its deviations.
+    The parts are methods, data, networks, algorithms and training. Other parts have no counterpart
+    in the papers. A row with the title of a notebook precedes its deviations.
     """
     tables = []
     for folder, title in _PARTS_THAT_DEVIATE.items():
@@ -122,13 +122,13 @@ def all_deviations() -> str:
 
 # %% ../../nbs/08_report/05_readme.ipynb #def-item-status
 README_PROFILES = ("paper", "quick", "mnist", "pacs", "bench")  # those with blocks
-FULL_ELSEWHERE = {"hmoe_fig3": "quick"}  # at the paper's own scale in a profile of another name
+FULL_ELSEWHERE = {"hmoe_fig3": "quick"}  # at the paper's scale in a profile of another name
 _PAGES = package_toml("pages.toml")
-PUBLISHED = _PAGES["papers"]  # paper -> figure or table -> what it shows, pages in its place
+PUBLISHED = _PAGES["papers"]  # paper -> figure or table -> its content and our pages
 
 
 def _rendered_facts(pages: tuple[str, ...]) -> dict[tuple[str, str], dict]:
-    """Return (profile, page) -> provenance, for those of `pages` that are rendered from runs."""
+    """Return (profile, page) -> provenance, for all `pages` that are rendered from runs."""
     rendered = {}
     for profile in README_PROFILES:
         for page in pages:
@@ -180,7 +180,7 @@ def item_status(pages: tuple[str, ...]) -> tuple[str, str]:
     """Return (status, links) of a figure or table of a paper.
 
     Args:
-        pages: in its place, '' for none; or a notebook that explains it.
+        pages: our pages of it, or a notebook that explains it ('' if there is none).
 
     Returns:
         'explained', or a word of `STATUS`, and Markdown links relative to the project.
@@ -204,12 +204,12 @@ def item_status(pages: tuple[str, ...]) -> tuple[str, str]:
 # %% ../../nbs/08_report/05_readme.ipynb #def-status-table
 def status_words() -> str:
     """Return the definitions of the words of `STATUS`, in one line of Markdown."""
-    return "; ".join(f"**{word}**: {meaning}" for word, meaning in STATUS.items()) + "."
+    return " ".join(f"**{word}**: {meaning}." for word, meaning in STATUS.items())
 
 # %% ../../nbs/08_report/05_readme.ipynb #def-scorecard
-# The profile whose page stands for a figure or table: the closest to the paper's protocol.
+# Profiles in the order in which their page represents a figure or table: closest protocol first.
 _CLOSEST_FIRST = ("paper", "pacs", "mnist", "bench", "quick")
-_SAID = _PAGES["said"]  # figure or table without a claim -> what the paper says, and its number
+_SAID = _PAGES["said"]  # figure or table without a claim -> the paper's statement and number
 _MARKS = {
     SUPPORTED: "🟩 supported",
     CONTRADICTED: "🟥 contradicted",
@@ -226,12 +226,12 @@ class Score:
 
     Args:
         artefact: the figure or table, with its paper.
-        claim: what the paper says, in a few words.
-        paper_number: the paper's number; '' for none.
-        ours: our number with its interval; '' for none.
+        claim: the paper's claim in a few words.
+        paper_number: the paper's number, or ''.
+        ours: our number with its interval, or ''.
         status: its protocol here, a word of `STATUS` or 'explained'.
-        verdict: one of `claims.VERDICTS`; '' for none.
-        links: to its pages, relative to the project.
+        verdict: one of `claims.VERDICTS`, or ''.
+        links: links to its pages, relative to the project.
     """
 
     artefact: str
@@ -246,7 +246,7 @@ class Score:
 def _closest_claim(pages: tuple[str, ...]) -> dict:
     """Return the facts of the rendered page with a claim that is closest to the paper's protocol.
 
-    Without such a page they are empty.
+    The result is empty if there is no such page.
     """
     rendered = _rendered_facts(pages)
     for profile in _CLOSEST_FIRST:
@@ -308,7 +308,7 @@ def scorecard_table() -> str:
 
 
 def status_counts() -> str:
-    """Return how many figures and tables of the papers have each status, and each verdict."""
+    """Count the figures and tables of the papers by status and by verdict, in words."""
     scores = scorecard()
     statuses = Counter(score.status.partition(" (")[0] for score in scores)
     numbers = ", ".join(f"**{statuses[word]} {word}**" for word in [*STATUS, "explained"])
@@ -325,8 +325,8 @@ def _runs_of(study: str, query: str) -> pd.DataFrame:
     return runs(results(study)).query("status == 'complete'").query(query)
 
 
-# The runs of HMOE-DN that the README speaks of, by benchmark: (study, query). A restart is the same
-# run from other random weights; the first is counted.
+# Runs of HMOE-DN that the README counts, by benchmark: (study, query). A restart is the same run
+# from other random weights, and only the first is counted.
 TUNED = "algorithm == 'HMOE-DN' and steps == 1401 and restart == 0 and trial_seed >= 4"
 README_RUNS = {
     "digits": [("quick-restarts", TUNED)],  # seeds other than those of the tuning
@@ -335,15 +335,15 @@ README_RUNS = {
         ("pacs-restarts", "algorithm == 'HMOE-DN' and restart == 0"),
     ],
 }
-MIN_NMI = 0.9  # from which on the domains count as found
+MIN_NMI = 0.9  # NMI from which the domains count as found
 
 
 def found_by_experts() -> pd.DataFrame:
     """Return the agreement of HMOE-DN's experts with domains in each run that the README counts.
 
     Returns:
-        Columns benchmark, row (the held-out domain; on ColoredMNIST what experts are compared with)
-        and nmi.
+        Columns benchmark, row and nmi. The row is the held-out domain, or for ColoredMNIST the
+        factor that experts are compared with.
     """
     parts = []
     for benchmark, studies in README_RUNS.items():
@@ -377,9 +377,9 @@ def found_by_kmeans() -> pd.DataFrame:
 
 # %% ../../nbs/08_report/05_readme.ipynb #def-accuracy-gain
 def _accuracy_on_pacs() -> str:
-    """Return how much better HMOE-DN (MIX) is than ERM on frozen features of PACS, in words.
+    """Describe the difference of HMOE-DN (MIX) and ERM on frozen features of PACS.
 
-    The interval is Student's t over the means of seeds, each over all test domains.
+    The interval is Student's t over seeds, of means over all test domains.
     """
     pairs = paired_values(results("pacs-linear"), ("HMOE-DN", "mix"), "ERM")
     gain = mean_interval(pairs.mean(axis=1).to_frame("all test domains"))
@@ -393,7 +393,7 @@ def _accuracy_on_pacs() -> str:
 
 
 def _gain_in_the_paper() -> float:
-    """Return the gain of HMOE-DN (MIX) over ERM in HMOE's Table 1, in points, mean over data."""
+    """Return the mean gain of HMOE-DN (MIX) over ERM in HMOE's Table 1, in points."""
     table = paper_numbers(artefact="HMOE Table 1")
     own = table[(table.algorithm == "HMOE-DN") & (table["mode"] == "mix")]
     erm = table[table.algorithm == "ERM"]
@@ -402,13 +402,13 @@ def _gain_in_the_paper() -> float:
 
 # %% ../../nbs/08_report/05_readme.ipynb #def-does-it-work
 def _found_in_other_styles() -> str:
-    """Count the runs whose experts found the domains of DigitStyles, in words."""
+    """Describe how many runs have experts that found the domains of DigitStyles."""
     nmi = runs(results("quick-styles"))["discovery.nmi_domain"].astype(float)
     return f"{(nmi >= MIN_NMI).sum()} of {len(nmi)}"
 
 
 def does_it_work() -> str:
-    """Return three lines of Markdown that answer whether HMOE works, each from its own runs."""
+    """Return three lines of Markdown that answer whether HMOE works."""
     agreement = found_by_experts()
     found = agreement[agreement.nmi >= MIN_NMI]
     counts = {}
@@ -437,7 +437,7 @@ class StatedContrast(NamedTuple):
 
     Args:
         page: the page, such as 'quick/discovery'.
-        studies: whose runs are compared.
+        studies: the studies whose runs are compared.
         a: conditions of the rows, as in `select_rows`.
         b: conditions of the rows that are subtracted.
     """
@@ -462,7 +462,7 @@ def _of_gmoe(page: str, study: str) -> StatedContrast:
 
 
 _LONG = ("quick-discovery", "quick-discovery-long")
-SAME_CONTRAST = {  # the contrast -> the pages that state a number of it
+SAME_CONTRAST = {  # contrast -> the pages that state a number for it
     "HMOE-DN (MIX) minus ERM on the embedded digits": [
         _of_dn("quick/discovery", _LONG, steps=701, d2v_small_norm="none", code_norm="none"),
         _of_dn("quick/discovery", _LONG, steps=701, d2v_small_norm="instance"),
@@ -486,7 +486,7 @@ SAME_CONTRAST = {  # the contrast -> the pages that state a number of it
 
 # %% ../../nbs/08_report/05_readme.ipynb #def-comparison-table
 def _values(a: pd.DataFrame, b: pd.DataFrame, column: str, form: str) -> str:
-    """Return the values of a column, and those of the rows that are subtracted if they differ."""
+    """Return the values of a column, and if they differ also for the rows that are subtracted."""
     texts = []
     for rows in (a, b):
         values = sorted(rows[column].unique())
@@ -496,7 +496,7 @@ def _values(a: pd.DataFrame, b: pd.DataFrame, column: str, form: str) -> str:
 
 
 def _norm_of(rows: pd.DataFrame) -> str:
-    """Return the normalisation of HMOE's encoder and codes in some rows, in words."""
+    """Describe the normalisation of HMOE's encoder and codes in some rows."""
     words = []
     meanings = {
         "hparams.d2v_small_norm": "{} norm in the encoder",
@@ -509,14 +509,14 @@ def _norm_of(rows: pd.DataFrame) -> str:
 
 
 def comparison_table(comparisons: list[StatedContrast]) -> pd.DataFrame:
-    """Return the numbers of one contrast on several pages, with the settings in which they differ.
+    """Return the numbers of one contrast on several pages, with the settings that differ.
 
     Args:
         comparisons: the contrast as each page states it.
 
     Returns:
-        A row for each, as text: points with the 95 % interval (`contrast`), trial seeds, updates,
-        learning rate, normalisation (if one has any), test domains, data, study and page.
+        A row of text for each page: points with the 95 % interval (`contrast`), trial seeds,
+        updates, learning rate, normalisation (if any), test domains, data, study and page.
     """
     table = []
     for page, studies, a, b in comparisons:
@@ -545,12 +545,12 @@ def comparison_table(comparisons: list[StatedContrast]) -> pd.DataFrame:
 
 # %% ../../nbs/08_report/05_readme.ipynb #def-same-contrasts
 def class_minus_domain() -> pd.DataFrame:
-    """Return how much more the class of a picture explains of GMoE's choices than its domain.
+    """Compare how well class and domain of an image explain GMoE's choice of experts.
 
     Returns:
-        A row for the last block, as on the claims page, and one for the mean over all blocks with
-        experts, as on the page of the experts: points with their 95 % interval (`contrast`), trial
-        seeds, blocks, study and page.
+        Two rows: for the last block, as on the claims page, and for the mean over all blocks with
+        experts, as on the page of the experts. Columns are the difference class minus domain in
+        points with its 95 % interval (`contrast`), trial seeds, blocks, study and page.
     """
     study = "quick-gmoe"
     rows = choice_rows(results(study))
@@ -587,7 +587,7 @@ def _with_links(table: str) -> str:
 
 
 def same_contrasts() -> str:
-    """Return a Markdown section for each contrast of which several pages state a number."""
+    """Return a Markdown section for each contrast that several pages state."""
     tables = {title: comparison_table(listed) for title, listed in SAME_CONTRAST.items()}
     title = "Class minus domain: what explains more of the choice of expert"
     tables[title] = class_minus_domain()

@@ -24,7 +24,7 @@ from .warm_kernels import kernel_manager
 
 # %% ../../nbs/08_report/03_render.ipynb #def-artefacts
 def _folder(notebooks: str) -> Path:
-    """Return a folder of notebooks in the project; without a project, that of the package."""
+    """Return the folder of notebooks in the project, or without a project in the package."""
     in_project = repo_root() / notebooks
     if in_project.is_dir():
         return in_project
@@ -35,7 +35,7 @@ def artefacts(notebooks: str = "nbs/paper") -> list[str]:
     """Return the ids of all artefacts: the sorted names of the paper notebooks.
 
     Args:
-        notebooks: their folder. Names in it that start with '_' are scratch.
+        notebooks: their folder. Notebooks whose name starts with '_' are ignored.
     """
     paths = _folder(notebooks).glob("*.ipynb")
     return sorted(path.stem for path in paths if not path.name.startswith("_"))
@@ -47,10 +47,10 @@ def paper_notebook(artefact: str, notebooks: str = "nbs/paper") -> Path:
 
     Args:
         artefact: its id.
-        notebooks: the folder of all.
+        notebooks: the folder of all notebooks.
 
     Raises:
-        HmoeError: for an unknown id; it lists the valid ones.
+        HmoeError: for an unknown id, with the valid ones.
     """
     name = check_choice(str(artefact), artefacts(notebooks), "artefact")
     return _folder(notebooks) / f"{name}.ipynb"
@@ -67,13 +67,13 @@ def check_rendering(names=()):
     """
     for package in ("papermill", "ipykernel"):
         if util.find_spec(package) is None:
-            fix = "pip install papermill ipykernel; `hmoe sweep` trains without them."
-            raise HmoeError(f"{package}, with which pages are rendered, is not installed.", fix=fix)
+            fix = "pip install papermill ipykernel, or train without them by `hmoe sweep`."
+            raise HmoeError(f"rendering needs {package}, which is not installed.", fix=fix)
     for name in names:
         paper_notebook(name)
 
 # %% ../../nbs/08_report/03_render.ipynb #def-picture-links
-# The id of the Markdown cell that shows the pictures of a page, and the mark of such an output.
+# Id of the Markdown cell that shows the pictures of a page, and marker of such an output.
 PICTURES = "page-pictures"
 
 
@@ -81,10 +81,10 @@ def picture_links(title: str, page: str, findings: Mapping[str, str]) -> str:
     """Return Markdown that shows the pictures of a page, the main one first.
 
     Args:
-        title: of the page.
+        title: title of the page.
         page: its id.
-        findings: PNG file beside the page -> what it shows, its alternative text; '' for the title
-            of the page and the part that the picture shows.
+        findings: PNG file next to the page -> its alternative text. If that is '', the title of the
+            page and the part that the picture shows are used.
 
     >>> picture_links("A curve", "curve", {"curve_per_seed.png": "", "curve.png": "It rises"})
     '![It rises](curve.png)\\n\\n![A curve: per seed](curve_per_seed.png)'
@@ -99,7 +99,7 @@ def picture_links(title: str, page: str, findings: Mapping[str, str]) -> str:
 
 
 def _index_of_answer(notebook) -> int:
-    """Return the index of the code cell that displays the answer, or else the first with output."""
+    """Return the index of the code cell with the answer, or else of the first with output."""
     with_outputs = [i for i, cell in enumerate(notebook.cells) if cell.get("outputs")]
     for i in with_outputs:
         for output in notebook.cells[i].outputs:
@@ -110,7 +110,7 @@ def _index_of_answer(notebook) -> int:
 
 
 def displayed_links(notebook) -> str:
-    """Return the links of pictures that an executed page displays; '' without any."""
+    """Return the links of pictures that an executed page displays, or '' if there are none."""
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
             if PICTURES in output.get("metadata", {}):
@@ -122,10 +122,10 @@ def show_pictures(notebook, page: str, names: list[str], links: str = ""):
     """Insert a Markdown cell that links the pictures of an executed page, under its answer.
 
     Args:
-        notebook: the page, which is changed in place; an earlier such cell is replaced.
+        notebook: the page, which is changed in place. An earlier cell of pictures is replaced.
         page: its id.
-        names: PNG files beside it; if there are none, there is no cell.
-        links: those that the page displayed (`displayed_links`), which have its findings; '' for
+        names: PNG files next to it. If there are none, no cell is inserted.
+        links: the links that the page displayed (`displayed_links`), with its findings. Default:
             links with its title.
     """
     from nbformat.v4 import new_markdown_cell
@@ -142,12 +142,12 @@ def show_pictures(notebook, page: str, names: list[str], links: str = ""):
 
 # %% ../../nbs/08_report/03_render.ipynb #def-tidy
 def tidy(notebook, injected: dict):
-    """Remove from an executed notebook what changes between executions.
+    """Remove times, ids and warnings from an executed notebook.
 
-    Links of pictures are removed, too: `show_pictures` makes a cell of them.
+    Links of pictures are removed too, because `show_pictures` makes a cell of them.
 
     Args:
-        notebook: is changed in place.
+        notebook: the notebook, which is changed in place.
         injected: the parameters that it shows.
     """
     kernel = {"display_name": "python3", "language": "python", "name": "python3"}
@@ -175,12 +175,12 @@ def tidy(notebook, injected: dict):
 
 # %% ../../nbs/08_report/03_render.ipynb #def-from-root
 def from_root(path: str) -> str:
-    """Return a path relative to the project's root, with forward slashes; '' stays ''."""
+    """Return a path relative to the project's root, with forward slashes ('' is unchanged)."""
     return short_path(repo_root() / path) if str(path) else ""
 
 
 def hide_outside(value):
-    """Return a parameter's value for the executed notebook.
+    """Return the value of a parameter as shown in the executed notebook.
 
     An absolute path, which is outside of the project, becomes '(outside)/name'.
     """
@@ -209,12 +209,12 @@ def files_of(folder: Path, known=()) -> dict[str, list[str]]:
 def _execute(source: Path, target: Path, parameters: dict, environment: Mapping[str, str]):
     """Run a notebook with papermill from the project's root.
 
-    Exceptions are passed on unchanged, those of papermill included.
+    Exceptions, also of papermill, are passed on unchanged.
 
     Args:
         source: the notebook.
         target: the executed copy.
-        parameters: that papermill injects.
+        parameters: parameters that papermill injects.
         environment: the variables of the kernel.
     """
     from papermill import execute_notebook
@@ -246,7 +246,7 @@ def _failed(artefact: str, error: Exception, log: Path) -> HmoeError:
         return HmoeError(f"{artefact}: {cause}")
     return HmoeError(
         f"{artefact}: its notebook failed with {name}: {cause}.",
-        fix=f"the log is in {short_path(log)}; nothing was replaced.",
+        fix=f"see the log {short_path(log)} (nothing was replaced).",
     )
 
 # %% ../../nbs/08_report/03_render.ipynb #def-finish
@@ -268,9 +268,9 @@ def _write_page(executed: Path, page: Path, staging: Path, parameters: dict, for
     Args:
         executed: the executed notebook.
         page: the page, next to the files that the notebook wrote.
-        staging: the folder in which it was executed.
-        parameters: that the page shows.
-        formats: that are wanted; without 'png' there are no links.
+        staging: the folder of its execution.
+        parameters: parameters that the page shows.
+        formats: formats to keep. Without 'png' there are no links.
     """
     import nbformat
 
@@ -296,7 +296,7 @@ def _replace_files(fresh: Path, target: Path, artefact: str, known: list[str], f
         target: the folder of all pages.
         artefact: the page.
         known: all artefacts.
-        formats: of pictures and tables that are moved.
+        formats: formats of pictures and tables that are moved.
     """
     unwanted = {f".{kind}" for kind in set(KINDS) - set(formats)}
     names = sorted(path.name for path in fresh.iterdir() if path.suffix not in unwanted)
@@ -320,14 +320,14 @@ def render(
     """Execute the notebook of an artefact and write its page to `<output>/<profile>/`.
 
     Args:
-        artefact: the page.
-        profile: of the page.
-        store: the folder of the records that it reads; '' for the published ones.
+        artefact: id of the page.
+        profile: profile of the page.
+        store: the folder of the records that it reads, or '' for the published records.
         output: the folder of all pages.
-        notebooks: the folder of the artefacts' notebooks.
+        notebooks: the folder of the pages' notebooks.
         formats: the formats of pictures and tables, of `KINDS`.
-        environment: the variables of the notebook's kernel; None: those of this process. Among
-            them JUPYTER_PATH says where kernels are described (`warm_kernels`).
+        environment: the variables of the notebook's kernel. Default: the variables of this process.
+            Its JUPYTER_PATH names the folder of kernel specifications (`warm_kernels`).
         more: further parameters of the page.
 
     Returns:

@@ -30,8 +30,8 @@ def published_artefacts(names: list[str] | None, profile: str) -> list[str]:
     """Return the artefacts of a profile that can be rendered from published results.
 
     Args:
-        names: artefacts, which are checked and returned; None: all with published results.
-        profile: of `PROFILES`, or 'bench'.
+        names: ids of pages, which are checked and returned. Default: all with published results.
+        profile: one of `PROFILES`, or 'bench'.
 
     Raises:
         HmoeError: for unknown names, and if nothing is published.
@@ -52,7 +52,7 @@ def published_artefacts(names: list[str] | None, profile: str) -> list[str]:
 
 
 def published_pages() -> list[tuple[str, str]]:
-    """Return (profile, artefact) of every page with published results: those in `figures/`."""
+    """Return (profile, artefact) of every page with published results."""
     pages = []
     for name, page in ARTEFACTS.items():
         for profile in page.profiles:
@@ -65,7 +65,7 @@ _LIBRARY = ("hmoe_repro.analysis.claims", "hmoe_repro.analysis.discovery_rates")
 
 
 def own_figures() -> Path:
-    """Return the folder of pages of one's own runs: HMOE_FIGURES, or `figures` next to the runs."""
+    """Return the folder of the user's pages: HMOE_FIGURES, or `figures` next to the runs."""
     return figures_dir() if os.environ.get("HMOE_FIGURES") else runs_dir() / "figures"
 
 
@@ -82,17 +82,18 @@ def render_pages(
     Args:
         pages: (profile, artefact) of each.
         output: the folder of all pages.
-        store: the folder of the records; '' for the published ones.
-        say: is called with a line for each page, unless a terminal shows a progress bar.
-        formats: as of `render`.
+        store: the folder of the records, or '' for the published records.
+        say: function that is called with a line for each page, unless a terminal shows a progress
+            bar.
+        formats: as in `render`.
         meanwhile: function (progress) that runs at the same time.
 
     Returns:
         The result of `meanwhile`.
 
     Raises:
-        HmoeError: before the first page, if a published study does not match its digest; when all
-            others are done, for pages that failed.
+        HmoeError: before the first page, if a published study does not match its digest, or after
+            all other pages, if some failed.
     """
     verify_studies(results_dir())
     count = itertools.count(1)
@@ -123,7 +124,7 @@ def render_pages(
             pool.shutdown(cancel_futures=True)
     errors = [error for error in errors if error]
     if errors:
-        raise HmoeError(f"{len(errors)} of {len(pages)} pages failed; the first: {errors[0]}")
+        raise HmoeError(f"{len(errors)} of {len(pages)} pages failed, first {errors[0]}")
     for profile in dict.fromkeys(profile for profile, _ in pages):
         say(f"gallery: {short_path(gallery(profile, str(output), store))}")
     return result

@@ -41,15 +41,15 @@ def reproduce(
     output: Path,
     say=print,
 ):
-    """Train the runs behind some artefacts, render these, and compare with the published ones.
+    """Train the runs of some pages, render the pages, and compare them with the published ones.
 
     Args:
-        artefacts: the pages.
-        profile: of the pages.
-        configs: the runs behind them.
-        options: of the training.
+        artefacts: ids of the pages.
+        profile: profile of the pages.
+        configs: the runs of the pages.
+        options: options of the training.
         output: the folder of the pages.
-        say: is called with each line of the report.
+        say: function that is called with each line of the report.
 
     Raises:
         HmoeError: if runs failed or are locked by another process.
@@ -87,9 +87,9 @@ def reproduce(
 
 # %% ../../nbs/08_report/10_reproduce.ipynb #def-sample
 def sample_runs() -> pd.DataFrame:
-    """Return the published runs that `hmoe reproduce` trains afresh, as rows of `results`.
+    """Return the published runs that `hmoe reproduce` trains again, as rows of `results`.
 
-    They are those of `hmoe_repro/sample.toml`.
+    They are listed in `hmoe_repro/sample.toml`.
     """
     parts = []
     for conditions in package_toml("sample.toml")["runs"]:
@@ -108,18 +108,17 @@ def reproduce_published(
     output: Path,
     say=print,
 ):
-    """Train some published runs afresh, render pages meanwhile, and compare both.
+    """Train some published runs again, render pages at the same time, and compare both.
 
     Args:
         pages: (profile, artefact) of each, rendered from `results/`.
         published: the runs, rows of `results`.
-        options: of the training.
+        options: options of the training.
         output: the folder of the pages.
-        say: is called with each line of the report.
+        say: function that is called with each line of the report.
 
     Raises:
-        HmoeError: for runs and pages that failed, and for tables that differ from the committed
-            ones.
+        HmoeError: if runs or pages failed, or tables differ from the committed ones.
     """
     started = time.monotonic()
     first_profile, first_page = pages[0]

@@ -32,13 +32,13 @@ def selected_tables(
     """Return the tables of some records by a selection rule.
 
     Args:
-        records: of runs.
+        records: records of runs.
         rule: one of `RULES`.
-        n_hparams: only the first draws; None: all.
+        n_hparams: number of draws of the search that are used. Default: all.
 
     Returns:
-        ((title, text table, notes) of each table, title -> why there is no such table, the chosen
-        runs and checkpoints of all tables).
+        A tuple: (title, text table, notes) of each table, a dictionary from the titles of refused
+        tables to the reasons, and the selected runs and checkpoints of all tables.
 
     Raises:
         HmoeError: if there is no table.
@@ -61,7 +61,7 @@ def selected_tables(
 
 # %% ../../nbs/08_report/11_study_report.ipynb #def-collect
 def _name_in_commands(study) -> str:
-    """Return the name or file of a study as a command takes it."""
+    """Return the name or file of a study for use in a command."""
     return study.name if study.name in STUDIES else study.file.name
 
 
@@ -69,11 +69,11 @@ def collect_study(study, store: RunStore | None = None) -> tuple[list[dict], lis
     """Collect the records of a study from a store.
 
     Args:
-        study: as of `read_study`.
-        store: the folder of runs; None: the default one.
+        study: as in `read_study`.
+        store: the folder of runs. Default: HMOE_RUNS, or `runs/`.
 
     Returns:
-        (the records, a line for each run without one); a damaged record counts as missing.
+        (the records, a line for each run without a record). A damaged record counts as missing.
 
     Raises:
         HmoeError: as `study_configs`, and if no run is complete.
@@ -117,15 +117,15 @@ def absent_notes(
     """Return lines that name the runs of a study without a record, by algorithm.
 
     Args:
-        study: as of `read_study`.
-        records: those that are there.
-        algorithms: only the runs of these; None: all.
-        dataset: only the runs on this data set; None: all.
-        settings: only the runs that agree with these (`filter_runs`).
+        study: as in `read_study`.
+        records: the available records.
+        algorithms: only the runs of these algorithms. Default: all.
+        dataset: only the runs on this data set. Default: all.
+        settings: only the runs with these settings (`filter_runs`).
 
     Returns:
-        No line if all runs have a record. A single line if the study's data, which decide about its
-        runs, are not here.
+        No line if all runs have a record. A single line if the study's data are not available,
+        because they determine its runs.
     """
     try:
         study = read_study(study)
@@ -162,10 +162,10 @@ def report_study(
     The records are written next to that folder.
 
     Args:
-        study: as of `read_study`.
-        store: the folder of runs; None: the default one.
+        study: as in `read_study`.
+        store: the folder of runs. Default: HMOE_RUNS, or `runs/`.
         output: the folder of all reports.
-        formats: as of `render`.
+        formats: as in `render`.
 
     Returns:
         The path of the page.
@@ -175,7 +175,7 @@ def report_study(
     """
     study = read_study(study)
     if any(TOY in runs.datasets for runs in study.runs):
-        raise HmoeError("the toy has a page of its own.", fix="hmoe reproduce hmoe_fig3.")
+        raise HmoeError("studies of the toy have no report.", fix="hmoe reproduce hmoe_fig3.")
     records, missing = collect_study(study, store)
     folder = ensure_writable(expanded(output).absolute())
     copy = study_file_copy(study, folder)

@@ -55,9 +55,9 @@ def _become_kernel(launcher: socket.socket, environment: dict, folder: str, argu
 
     Args:
         launcher: connection to the process that Jupyter started.
-        environment: its variables.
-        folder: its working directory.
-        arguments: of the kernel.
+        environment: environment variables of the kernel.
+        folder: working directory of the kernel.
+        arguments: command-line arguments of the kernel.
     """
     threading.Thread(target=_end_with, args=(launcher,), daemon=True).start()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -90,7 +90,7 @@ def _serve(listener: int, modules):
 
     Args:
         listener: the number of a listening socket.
-        modules: imported besides `PRELOADED`.
+        modules: further modules to import, in addition to `PRELOADED`.
     """
     at_start = read_at_import(os.environ)
     for name in (*PRELOADED, *modules):
@@ -114,11 +114,11 @@ def _serve(listener: int, modules):
 
 # %% ../../nbs/08_report/02_warm_kernels.ipynb #def-launch
 def _launch(path: str, arguments: list[str]):
-    """Ask the server at a socket for a kernel; without a server, become an ordinary kernel.
+    """Request a kernel from the server at a socket, or become an ordinary kernel without a server.
 
     Args:
-        path: of the socket.
-        arguments: of the kernel.
+        path: path of the socket.
+        arguments: command-line arguments of the kernel.
     """
     request = {"environment": dict(os.environ), "folder": os.getcwd(), "arguments": arguments}
     server = socket.socket(socket.AF_UNIX)
@@ -145,13 +145,14 @@ def warm_kernels(*modules: str, environment: Mapping[str, str] | None = None):
     """Context manager: while its body runs, a server forks kernels that need no imports.
 
     Args:
-        modules: imported by the server besides `PRELOADED`.
-        environment: its variables; None: those of this process. A kernel that asks for other values
-            of variables that libraries read at import is an ordinary kernel.
+        modules: modules that the server imports in addition to `PRELOADED`.
+        environment: environment variables of the server. Default: the variables of this process. If
+            a kernel needs other values of variables that libraries read at import, it is an
+            ordinary kernel.
 
     Yields:
-        The folder in which Jupyter finds these kernels as `python3`, if JUPYTER_PATH names it. None
-        if the system is not Linux: there all kernels are ordinary ones.
+        The folder of the kernel specification. If JUPYTER_PATH names it, Jupyter starts these
+        kernels as `python3`. None if the system is not Linux, where all kernels are ordinary.
     """
     if sys.platform != "linux":
         yield None
@@ -184,8 +185,8 @@ def kernel_manager(environment: Mapping[str, str]) -> type:
     """Return a class of kernel managers whose kernels start with some variables.
 
     Args:
-        environment: the variables. A kernel is described in a folder that JUPYTER_PATH among them
-            names, or else in one of Jupyter's own.
+        environment: the variables. Kernel specifications are looked up in the folders of its
+            JUPYTER_PATH, then in Jupyter's default folders.
     """
     from jupyter_client.kernelspec import KernelSpecManager
     from jupyter_client.manager import AsyncKernelManager
