@@ -582,7 +582,7 @@ def check_claim_words(claim: Claim):
         if words > most:
             raise HmoeError(f"{name} of {whose} has {words} words.", f"Use at most {most}.")
     if not claim.short:
-        raise HmoeError(f"{whose} has no short.", f"Say it in at most {SHORT_WORDS} words.")
+        raise HmoeError(f"{whose} has no short form.", f"Give at most {SHORT_WORDS} words.")
     if claim.ours and claim.quote:
         raise HmoeError(
             f"{whose} is a finding of ours and has a quote.", "Remove `ours` or the quote."
@@ -708,7 +708,7 @@ def run_scores(run) -> dict:
 def _class_less_domain(frame: pd.DataFrame) -> pd.Series:
     """Return run_id -> explained choice of expert, by the class minus by the domain.
 
-    The choice is that of the last block on validation images.
+    It reads the choice of the last block on validation images.
     """
     rows = choice_rows(frame)
     rows = rows[(rows.part == "validation") & (rows.measure == "explained")]
@@ -1605,9 +1605,12 @@ def verdicts_table(results: list[ClaimResult]) -> pd.DataFrame:
         results: evaluated claims.
 
     Returns:
-        A row for each verdict: claim, benchmark ('together' for all studies), studies (the ones
-        that count), seeds, runs, unit, estimate, low and high (95 %), low_90 and high_90 (for rules
-        about equivalence), rule, margin, verdict and plan (`Origin.text`).
+        A row for each verdict, with these columns:
+
+        - claim, benchmark ('together' for all) and studies (the ones that count),
+        - seeds, runs, unit, estimate, low and high (95 %),
+        - low_90 and high_90, for rules about equivalence,
+        - rule, margin, verdict and plan (`Origin.text`).
     """
     rows = []
     for result in results:

@@ -253,7 +253,7 @@ def _entropy_bits(q: np.ndarray) -> np.ndarray:
 
 
 def gate_similarity(means: pd.DataFrame) -> pd.DataFrame:
-    """Return 1 - Jensen-Shannon divergence (in bits; Lin, 1991) of every pair of rows.
+    """Return 1 - Jensen-Shannon divergence (Lin, 1991) in bits for every pair of rows.
 
     Args:
         means: distributions over experts, a row each, as `mean_gates` returns them.
@@ -452,8 +452,8 @@ def factor_scores(frame: pd.DataFrame, values: dict | None = None) -> pd.DataFra
 
     Returns:
         A row for each run and factor: algorithm, test_domain, trial_seed, run_id, K, factor, nmi,
-        ari, nmi_at_equal_load (`highest_nmi`, NaN if the number of values is unknown) and share
-        (the NMI as a fraction of this limit).
+        ari, nmi_at_equal_load and share. nmi_at_equal_load is `highest_nmi`, NaN if the number of
+        values is unknown. share is the NMI as a fraction of this limit.
 
     Raises:
         HmoeError: if no run has scores.

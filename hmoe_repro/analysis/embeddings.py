@@ -347,7 +347,7 @@ COLOUR_NAMES = {"colour": {"red": "#E34A33", "green": "#2CA25F"}}
 def factor_style(
     factor: str, labels, domain_names, value_names: dict | None = None
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the names and colours in which the values of a factor are drawn.
+    """Return the names and colours of the values of a factor in pictures.
 
     Args:
         factor: 'domain', 'class' or another factor.

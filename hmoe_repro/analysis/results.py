@@ -127,7 +127,7 @@ def load_study(study: str, store: str = "") -> list[dict]:
             fix = f"{publish}, or restore the file from git."
             raise HmoeError(problem, fix=fix) from None
         if record["run_id"] in records:
-            again = f"{location}: run {record['run_id']} again."
+            again = f"{location}: run {record['run_id']} occurs a second time."
             raise HmoeError(again, fix=f"{publish}.")
         records[record["run_id"]] = record
     if not records:
@@ -292,7 +292,7 @@ def _results_of_folder(folder: Path) -> pd.DataFrame:
         raise HmoeError(damaged[0], fix="delete the folder of that run, or restore it.")
     if not records:
         raise HmoeError(
-            f"the folder {folder} has no runs.", fix="a folder that `hmoe train` wrote."
+            f"the folder {folder} has no runs.", fix="name one that `hmoe train` wrote."
         )
     return frame_of(records)
 
@@ -335,7 +335,7 @@ def results(source, store: str = "") -> pd.DataFrame:
         source = Path(source).stem
     studies = [source] if isinstance(source, str) else list(source)
     if not studies:
-        raise HmoeError("no study is named.", fix="a study such as 'quick-digits', or a folder.")
+        raise HmoeError("no study is named.", fix="name one such as 'quick-digits'.")
     for study in studies:
         if study.endswith(".toml"):
             cause = f"{study} is a study file: it says what to train and has no results."

@@ -32,7 +32,7 @@ def _row_conditions(row) -> dict:
     if isinstance(row, dict):
         return row
     if not len(row):
-        raise HmoeError("no row is named.", fix="an algorithm, such as 'ERM'.")
+        raise HmoeError("no row is named.", fix="name an algorithm, such as 'ERM'.")
     names = [row] if isinstance(row, str) else row
     return dict(zip(("algorithm", "mode"), names))
 
@@ -364,7 +364,7 @@ def contrasts(
     if not parts:
         raise HmoeError(
             f"nothing to compare {_row_text(baseline)} with: no other row is complete.",
-            fix="another algorithm.",
+            fix="train another algorithm as well.",
         )
     columns = ["algorithm", "mode"]
     table = pd.concat(parts, names=[*columns, None]).reset_index(columns).reset_index(drop=True)
@@ -528,7 +528,7 @@ def contrast_text(row) -> str:
 
 
 def sentences(name: str):
-    """Return the macros of a template, each of which renders a sentence.
+    """Return the macros of a template. Each macro renders a sentence.
 
     The macros may call `plural`, `rate_text`, `row_name`, `interval_words`, `interval_text` and
     `contrast_text`.

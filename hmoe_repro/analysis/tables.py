@@ -249,7 +249,7 @@ def accuracy_block(frame: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
         (table, numbers). The table has a row for each algorithm and mode, and for each network if
         there are several. Its columns are the average and the test domains. For several data sets
         they are the average of each. If some domains of a data set are missing, the name of the
-        average lists the others. `numbers` is the `cell_statistics` of all parts (`frame_parts`).
+        average lists the remaining ones. `numbers` is the `cell_statistics` of all parts (`frame_parts`).
 
     Raises:
         HmoeError: if no run is complete, and as `run_results`.
@@ -343,7 +343,7 @@ def paper_setting(numbers: pd.DataFrame, name: str) -> pd.Series:
     """Return the value of a setting of each published number as text, '' if it has none.
 
     Args:
-        numbers: rows of `paper_numbers`, whose column `setting` joins its 'name=value' by '; '.
+        numbers: rows of `paper_numbers`. Their column `setting` is 'name=value; name=value'.
         name: name of the setting.
     """
     pattern = rf"(?:^|; ){re.escape(name)}=(.*?)(?:; |$)"
