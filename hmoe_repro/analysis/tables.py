@@ -249,7 +249,8 @@ def accuracy_block(frame: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
         (table, numbers). The table has a row for each algorithm and mode, and for each network if
         there are several. Its columns are the average and the test domains. For several data sets
         they are the average of each. If some domains of a data set are missing, the name of the
-        average lists the remaining ones. `numbers` is the `cell_statistics` of all parts (`frame_parts`).
+        average lists the remaining ones. `numbers` is the `cell_statistics` of all parts
+        (`frame_parts`).
 
     Raises:
         HmoeError: if no run is complete, and as `run_results`.
