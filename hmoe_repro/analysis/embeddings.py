@@ -47,7 +47,7 @@ def tsne(parts: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     count = sum(sizes)
     if not 4 <= count <= 1500:
         raise HmoeError(
-            f"t-SNE of {count} points.", fix="pass 4 to 1500 points, drawn by `subset`."
+            f"t-SNE of {count} points.", fix="pass between 4 and 1500, drawn by `subset`."
         )
     perplexity = min(30, (count - 1) / 3)
     project = TSNE(init="pca", random_state=0, perplexity=perplexity, n_jobs=1)
