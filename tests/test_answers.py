@@ -398,7 +398,7 @@ def test_claims_have_short_words_and_the_papers():
 @pytest.mark.parametrize(
     "changes, said",
     [
-        ({"short": ""}, "has no short"),
+        ({"short": ""}, "has no short form"),
         ({"short": "word " * 11}, "short of the claim .* has 11 words"),
         ({"quote": ""}, "has no quote"),
         ({"quote": "word " * 31}, "quote of the claim .* has 31 words"),

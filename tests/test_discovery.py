@@ -35,7 +35,7 @@ from hmoe_repro.analysis.clusters import (
     smallest_distance,
 )
 from hmoe_repro.analysis.curves import seed_curves
-from hmoe_repro.analysis.embeddings import subset, tsne
+from hmoe_repro.analysis.embeddings import plot_factors, subset, tsne
 from hmoe_repro.analysis.results import checkpoints, frame_of, selected_so_far
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.method.clustering import cluster_scores, gate_scores, score_discovery
@@ -483,3 +483,12 @@ def test_a_relation_of_domains_and_accuracy_is_said_only_if_its_interval_leaves_
     assert said in finding
     assert "HMOE-DN" in finding
     assert len(finding.split()) <= 14
+
+
+def test_the_factor_that_experts_follow_is_on_top_and_given_domains_come_last():
+    rows = [("HMOE-DL", "domain", 1.0), ("HMOE-DN", "domain", 0.1), ("HMOE-DN", "colour", 0.8)]
+    scores = pd.DataFrame(rows, columns=["algorithm", "factor", "nmi"])
+    figure = plot_factors(scores, {"domain": "angle"})
+    assert [axis.get_title() for axis in figure.axes] == ["HMOE-DN", "HMOE-DL"]
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert labels == ["colour", "angle"]

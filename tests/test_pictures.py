@@ -257,8 +257,6 @@ def test_no_picture_of_a_page_asks_for_letters_below_8_points():
         for path in sorted((repo_root() / "nbs" / folder).glob("*.ipynb")):
             for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
                 source = "".join(cell["source"])
-                if cell["id"] == "check-small-texts":
-                    continue
                 sizes = written_sizes(source) if cell["cell_type"] == "code" else []
                 small += [(path.stem, cell["id"], size) for size in sizes if size < MIN_POINTS]
     assert not small

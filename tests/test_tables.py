@@ -12,6 +12,7 @@ from hmoe_repro.analysis.results import frame_of
 from hmoe_repro.analysis.tables import (
     accuracy_table,
     cell_statistics,
+    paper_numbers,
     row_name,
     run_results,
     table_notes,
@@ -120,3 +121,12 @@ def test_the_ceiling_of_nmi_is_reached_by_the_best_balanced_experts():
 def test_a_row_is_called_by_its_algorithm_and_its_mode_if_it_has_a_choice():
     assert row_name("ERM", "default") == "ERM"
     assert row_name("HMOE-DN", "ood") == "HMOE-DN OOD"
+
+
+def test_the_rows_of_the_domains_average_to_the_published_table_1():
+    row = ["dataset", "algorithm", "mode"]
+    artefacts = [f"HMOE Table {number}" for number in range(4, 10)]
+    of_domains = paper_numbers(artefact=artefacts).groupby(row).value.mean()
+    averages = paper_numbers(artefact="HMOE Table 1").set_index(row).value
+    assert len(of_domains) == 54
+    assert (of_domains - averages[of_domains.index]).abs().max() < 0.11

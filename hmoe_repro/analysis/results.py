@@ -44,7 +44,7 @@ from hmoe_repro.training.store import (
 
 # %% ../../nbs/07_analysis/01_results.ipynb #def-study-file
 def not_in_a_clone() -> str:
-    """Return a hint for error messages if there is no folder of published records; '' otherwise."""
+    """Return a hint for error messages if there is no folder of published records, otherwise ''."""
     if results_dir().is_dir():
         return ""
     return " The published records are in a clone of the project, not in the installed package."
@@ -56,8 +56,8 @@ def study_file(study: str, store: str = "") -> Path:
 
     Args:
         study: name of a study, such as 'quick-digits'.
-        store: folder of records. A relative one starts at the project's root; '' is the folder
-            of the published records.
+        store: folder of records. A relative path starts at the project's root. '' is the folder of
+            the published records.
 
     Raises:
         HmoeError: if `study` is no valid name of a study.
@@ -77,7 +77,7 @@ def short_path(path: Path) -> str:
 
 # %% ../../nbs/07_analysis/01_results.ipynb #def-load-study
 def _read_lines(study: str, path: Path) -> list[str]:
-    """Read the lines of a study's file; raise `HmoeError` if it is absent or cannot be read."""
+    """Read the lines of a study's file. Raise `HmoeError` if it is absent or unreadable."""
     file = short_path(path)
     publish = f"`hmoe publish {study}` writes it from the runs"
     try:
@@ -104,8 +104,8 @@ def load_study(study: str, store: str = "") -> list[dict]:
         The records in the order of the file.
 
     Raises:
-        HmoeError: if the file is missing, unreadable or empty; if it is a published one that was
-            changed (`verify_studies`); if a line is truncated, is no complete record
+        HmoeError: if the file is missing, unreadable or empty, if a published file was changed
+            (`verify_studies`), or if a line is truncated, is not a complete record
             (`check_record`) or repeats a run. The message names file, line and fix.
     """
     path = study_file(study, store)
@@ -127,7 +127,7 @@ def load_study(study: str, store: str = "") -> list[dict]:
             fix = f"{publish}, or restore the file from git."
             raise HmoeError(problem, fix=fix) from None
         if record["run_id"] in records:
-            again = f"{location}: run {record['run_id']} again."
+            again = f"{location}: run {record['run_id']} occurs a second time."
             raise HmoeError(again, fix=f"{publish}.")
         records[record["run_id"]] = record
     if not records:
@@ -145,7 +145,7 @@ MODE_ORDER = ("default", *HMOE_MODES)
 
 
 def mode_rank(mode) -> int:
-    """Return the position of an inference mode in tables; unknown modes follow those of HMOE.
+    """Return the position of an inference mode in tables. Unknown modes follow HMOE's.
 
     >>> mode_rank("default")
     0
@@ -156,7 +156,7 @@ def mode_rank(mode) -> int:
 def _mode_rows(record: dict) -> list[dict]:
     """Return the selected step and accuracies of a record, a row for each inference mode.
 
-    A run that selected nothing, because it failed or is one of the toy, has one row without a mode.
+    A run without a selection (a failed run or a run of the toy) has one row without a mode.
     """
     selected = record.get("selected") or {}
     in_domain = record.get("in_domain") or {}
@@ -171,7 +171,7 @@ def _mode_rows(record: dict) -> list[dict]:
 
 
 def _run_columns(record: dict, study: str) -> dict:
-    """Return the columns that all rows of a record share: those of the run, not of a mode."""
+    """Return the columns of a run, which its rows (one for each mode) have in common."""
     config = record["config"]
     columns = {"study": study, "test_domain": ",".join(config["test_domains"])}
     for name in _FIELDS:
@@ -185,14 +185,14 @@ def _run_columns(record: dict, study: str) -> dict:
 
 
 def _nested_columns(record: dict) -> dict[str, dict]:
-    """Return the parts of a record that become columns named by their paths."""
+    """Return the nested parts of a record whose fields become columns named by their paths."""
     nested = {name: record.get(name) or {} for name in _NESTED}
     nested["hparams"] = record["config"].get("hparams", {})
     return nested
 
 
 def frame_of(records: list[dict], study: str = "") -> pd.DataFrame:
-    """Return the frame of `results` for records that are already read.
+    """Convert records that are already read into a frame of `results`.
 
     Args:
         records: records of runs.
@@ -228,7 +228,7 @@ class Metric(NamedTuple):
         name: the column.
         unit: 'points', 'score' or another unit of `metrics.toml`.
         scale: factor from the stored value to the unit.
-        margin: the smallest difference that matters, in the unit; NaN: none.
+        margin: the smallest difference that matters, in the unit. NaN: none.
     """
 
     name: str
@@ -238,7 +238,7 @@ class Metric(NamedTuple):
 
 
 def margin_of(unit: str) -> float:
-    """Return the smallest difference that matters in a unit; NaN for fractions of runs.
+    """Return the smallest difference that matters in a unit, NaN for fractions of runs.
 
     Raises:
         HmoeError: if `metrics.toml` has no such unit.
@@ -250,7 +250,7 @@ def margin_of(unit: str) -> float:
 
 
 def metric_of(column: str) -> Metric:
-    """Return the metric of a column, from `metrics.toml`; a column that is not listed is a score.
+    """Return the metric of a column, from `metrics.toml`. An unlisted column is a score.
 
     >>> metric_of("accuracy")
     Metric(name='accuracy', unit='points', scale=100.0, margin=1.0)
@@ -272,7 +272,7 @@ Results = Annotated[pd.DataFrame, _of_results]  # what functions of results take
 
 # %% ../../nbs/07_analysis/01_results.ipynb #def-read-results
 def _is_folder(source: Place, store: str) -> bool:
-    """Return whether `source` is a folder of runs; the name of a study with records is none."""
+    """Return whether `source` is a folder of runs and not the name of a study with records."""
     if not expanded(source).is_dir():
         return False
     with contextlib.suppress(HmoeError):  # no name of a study
@@ -282,20 +282,24 @@ def _is_folder(source: Place, store: str) -> bool:
 
 
 def _results_of_folder(folder: Path) -> pd.DataFrame:
-    """Read the `results` of a folder of runs; `HmoeError` if it has none or a damaged one."""
+    """Read the `results` of a folder of runs.
+
+    Raises:
+        HmoeError: if the folder has no runs, or a damaged one.
+    """
     records, damaged = RunStore(folder).scan()
     if damaged:
         raise HmoeError(damaged[0], fix="delete the folder of that run, or restore it.")
     if not records:
         raise HmoeError(
-            f"the folder {folder} has no runs.", fix="a folder that `hmoe train` wrote."
+            f"the folder {folder} has no runs.", fix="name one that `hmoe train` wrote."
         )
     return frame_of(records)
 
 
 @public(source=Place | Sequence[str], store=Place)
 def results(source, store: str = "") -> pd.DataFrame:
-    """Read published records, or your own runs, into a frame with a row for each run and mode.
+    """Read published records or a folder of runs into a frame, a row for each run and mode.
 
     Args:
         source: a study ('quick-digits'), several of them, a `.jsonl` file, or a folder of
@@ -303,12 +307,18 @@ def results(source, store: str = "") -> pd.DataFrame:
         store: folder of the studies, as in `study_file`.
 
     Returns:
-        A frame with the columns study, run_id, status, reason, algorithm, mode, dataset, network,
-        test_domain, trial_seed and the other fields of the configuration; accuracy (on the test
-        domain, 0 to 1), validation_accuracy and step (of the selected checkpoint),
-        accuracy_in_domain; columns named by their paths (`hparams.*`, `discovery.*`,
-        `clusters.*`, `environment.*`); and `record`, the complete record. Failed runs, and those
-        of the toy, have one row without a mode. A run that is in two studies is listed once.
+        A frame with these columns:
+
+        - study, run_id, status, reason, algorithm, mode, dataset, network, test_domain,
+          trial_seed and the other fields of the configuration,
+        - accuracy (on the test domain, 0 to 1), accuracy_in_domain, and validation_accuracy and
+          step of the selected checkpoint,
+        - columns named by their paths: `hparams.*`, `discovery.*`, `clusters.*`,
+          `environment.*`,
+        - record, the complete record.
+
+        Failed runs and runs of the toy have one row without a mode. A run that is in two studies
+        is listed once.
 
     Raises:
         HmoeError: if no study is named, a study has no records, or a file is damaged. The message
@@ -325,11 +335,11 @@ def results(source, store: str = "") -> pd.DataFrame:
         source = Path(source).stem
     studies = [source] if isinstance(source, str) else list(source)
     if not studies:
-        raise HmoeError("no study is named.", fix="a study such as 'quick-digits', or a folder.")
+        raise HmoeError("no study is named.", fix="name one such as 'quick-digits'.")
     for study in studies:
         if study.endswith(".toml"):
-            cause = f"{study} says what to train, and has no results."
-            fix = f"`hmoe sweep {study}` trains it; results('runs') reads the folder of runs."
+            cause = f"{study} is a study file: it says what to train and has no results."
+            fix = f"train it by `hmoe sweep {study}`, then read the folder by results('runs')."
             raise HmoeError(cause, fix=fix)
     frames = [frame_of(load_study(name, store), name) for name in studies]
     frame = pd.concat(frames, ignore_index=True)
@@ -338,13 +348,18 @@ def results(source, store: str = "") -> pd.DataFrame:
 # %% ../../nbs/07_analysis/01_results.ipynb #def-runs
 @public(frame=Results)
 def runs(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return one row for each run of `results`, that of its first mode."""
+    """Return one row for each run of `results`: the row of its first mode."""
     return frame.drop_duplicates("run_id", ignore_index=True)
 
 
 @public(frame=Results)
 def runs_with(frame: pd.DataFrame, name: str) -> pd.DataFrame:
-    """Return one row for each complete run of `results` whose record has a field, as 'masks'."""
+    """Return one row for each complete run of `results` whose record has the field `name`.
+
+    Args:
+        frame: a frame of `results`.
+        name: a field of records, such as 'masks'.
+    """
     complete = runs(frame[frame.status == "complete"])
     has_field = [bool(record.get(name)) for record in complete.record]
     return complete[np.array(has_field, dtype=bool)]
@@ -368,10 +383,10 @@ def one_protocol(frame: pd.DataFrame) -> str:
 
 # %% ../../nbs/07_analysis/01_results.ipynb #def-validation-cap
 def validation_cap(frame: pd.DataFrame) -> str:
-    """Return the largest number of validation images of a training domain, as text; '' if uncapped.
+    """Return the cap on validation images of a training domain as text, '' if there is none.
 
     Args:
-        frame: a frame of `results`; its column `evaluate` holds the policies of evaluation.
+        frame: a frame of `results`, whose column `evaluate` holds the policies of evaluation.
     """
     policies = frame.evaluate.dropna().unique() if "evaluate" in frame else []
     caps = {parse_evaluate_option(policy)[1] for policy in policies}
@@ -404,7 +419,7 @@ def arrays(run, store: str = "") -> dict[str, np.ndarray]:
         Name -> array.
 
     Raises:
-        HmoeError: if there is no file, or it is damaged, has no digest, or belongs to another run.
+        HmoeError: if the file is absent, is damaged, has no digest, or belongs to another run.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load
@@ -445,7 +460,7 @@ def run_hparams(run) -> dict:
 
 
 def measurement(run, name: str) -> dict:
-    """Return a measurement of a run, a row of `results`; {} if it was not made.
+    """Return a measurement of a run, or {} if it was not made.
 
     Args:
         run: a row of `results`.
@@ -455,9 +470,9 @@ def measurement(run, name: str) -> dict:
 
 
 def followed_protocol(run) -> dict:
-    """Return the settings of DMG's protocol in the record of a run; {} for DomainBed's protocol.
+    """Return the settings of DMG's protocol in the record of a run, {} for DomainBed's protocol.
 
-    They are its splits, epochs and `updates_per_epoch`.
+    The settings are its splits, epochs and `updates_per_epoch`.
     """
     return run.record.get("protocol") or {}
 
@@ -476,19 +491,19 @@ def loss_points(run) -> list[tuple[int, dict]]:
 
 
 def last_losses(run) -> dict:
-    """Return the losses of the last checkpoint of a run, a row of `results`; {} if it has none."""
+    """Return the losses of the last checkpoint of a run, {} if it has no checkpoint."""
     points = loss_points(run)
     return points[-1][1] if points else {}
 
 
 def code_points(run) -> list[tuple[int, dict]]:
-    """Return (step, statistics of the codes) for each checkpoint of a run that has statistics."""
+    """Return (step, statistics of the codes) for each checkpoint of a run with such statistics."""
     points = run.record["checkpoints"]
     return [(point["step"], point["codes"]) for point in points if point.get("codes")]
 
 
 def last_codes(run) -> dict | None:
-    """Return the statistics of the codes at the last checkpoint of a run; None without any."""
+    """Return the statistics of the codes at the last checkpoint of a run, or None."""
     points = run.record["checkpoints"]
     return points[-1].get("codes") if points else None
 
@@ -498,7 +513,7 @@ def accuracies_at(run, step: int | None = None) -> dict[str, dict]:
 
     Args:
         run: a row of `results`.
-        step: update of the checkpoint; None: the last one.
+        step: update of the checkpoint. None: the last one.
 
     Returns:
         Domain -> split ('in', 'out') -> mode -> accuracy.
@@ -511,7 +526,7 @@ def accuracies_at(run, step: int | None = None) -> dict[str, dict]:
 
 
 def validated_domains(run) -> set[str]:
-    """Return the training domains of a run, a row of `results`: those that were validated."""
+    """Return the training domains of a run, a row of `results`, by its validation accuracies."""
     validated = set()
     for point in run.record["checkpoints"]:
         for domain, splits in point["accuracies"].items():
@@ -521,7 +536,13 @@ def validated_domains(run) -> set[str]:
 
 
 def with_measurement(frame: pd.DataFrame, name: str, values: list) -> pd.DataFrame:
-    """Return a copy of a frame whose records have the measurement `name`, a value for each row."""
+    """Return a copy of a frame with a measurement added to its records.
+
+    Args:
+        frame: a frame of `results`.
+        name: name of the measurement.
+        values: its value for each row.
+    """
     records = [record | {name: value} for record, value in zip(frame.record, values)]
     return frame.assign(record=records)
 
@@ -564,7 +585,7 @@ def selected_so_far(points: list[dict], test_domain: str, mode: str) -> list[flo
         mode: an inference mode.
 
     Returns:
-        Accuracies on the 'in' split; NaN if the best checkpoint was not tested.
+        Accuracies on the 'in' split, NaN if the best checkpoint was not tested.
     """
     best = -math.inf
     tested = math.nan
@@ -655,7 +676,8 @@ def available_results(studies, store: str = "") -> tuple[pd.DataFrame, list[str]
         store: folder of records, as in `study_file`.
 
     Returns:
-        The frame, which may be empty, and the names of the studies without a file.
+        (frame, absent): a frame of `results`, which may be empty, and the names of the studies
+        without a file.
     """
     available = []
     absent = []
@@ -678,7 +700,7 @@ def read_benchmark(path: Path, what: str = "") -> dict:
 
     Args:
         path: a JSON file that `hmoe bench` wrote.
-        what: the option of `hmoe bench` that it must be of; '': any.
+        what: the expected option of `hmoe bench --what`. '': any.
 
     Raises:
         HmoeError: if the file is missing, truncated, or the record of another benchmark.
