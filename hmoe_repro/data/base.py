@@ -18,7 +18,10 @@ from ..core.errors import HmoeError, check_choice
 
 # %% ../../nbs/02_data/01_base.ipynb #def-domains
 class Domains:
-    """Base class of data sets: `name`, `domain_names`, and `class_names` of all domains."""
+    """Base class of data sets.
+
+    A subclass has a `name`, `domain_names`, and the `class_names` that all domains share.
+    """
 
     @property
     def num_classes(self) -> int:
@@ -31,21 +34,25 @@ class Domains:
         return len(self.domain_names)
 
     def domain_index(self, domain: str) -> int:
-        """Return the position of a domain's name; `HmoeError` lists the valid ones."""
+        """Return the position of a domain in `domain_names`.
+
+        Raises:
+            HmoeError: for an unknown name, with the valid ones.
+        """
         name = check_choice(str(domain), self.domain_names, f"domain of {self.name}")
         return self.domain_names.index(name)
 
 # %% ../../nbs/02_data/01_base.ipynb #def-check-domains
 def check_domains(data: Domains, amounts: list[int], labels: list[torch.Tensor]):
-    """Check that domains have different names, images, and a valid label for each image.
+    """Check that domain names are unique and that each domain has images and valid labels.
 
     Args:
         data: the data set.
-        amounts: number of images of each domain.
-        labels: (N_i,) int64 of each domain.
+        amounts: number of images in each domain.
+        labels: labels of each domain, (N_i,) int64.
 
     Raises:
-        HmoeError: otherwise.
+        HmoeError: if a check fails.
     """
     if not len(data.domain_names) == len(amounts) == len(labels):
         cause = f"{data.name}: domain names, images and labels differ in number."
@@ -72,9 +79,9 @@ def check_domains(data: Domains, amounts: list[int], labels: list[torch.Tensor])
 
 # %% ../../nbs/02_data/01_base.ipynb #def-as-input
 def as_input(images: torch.Tensor, device="cpu") -> torch.Tensor:
-    """Convert images (N, C, H, W) to floats in [0, 1], laid out channels last, on `device`.
+    """Convert images (N, C, H, W) to floats in [0, 1], in channels-last memory format.
 
-    Bytes are divided by 255; floats keep their values.
+    Bytes are divided by 255. Floats keep their values. The result is on `device`.
     """
     x = images.to(device, torch.float32, memory_format=torch.channels_last)
     return x if images.is_floating_point() else x.div_(255)
@@ -86,12 +93,12 @@ class MultiDomainDataset(Domains):
 
     Args:
         name: name of the data set.
-        domain_names: names of the domains i.
-        class_names: names of the classes, for all domains.
-        images: (N_i, C, H, W) of each domain, uint8 or float32 in [0, 1].
-        labels: (N_i,) int64 of each domain.
-        source_index: index of each image in the source data, (N_i,) of each domain, or None.
-        factors: other labels, name -> (N_i,) int64 of each domain.
+        domain_names: names of the domains.
+        class_names: names of the classes, shared by all domains.
+        images: images of each domain i, (N_i, C, H, W), uint8 or float32 in [0, 1].
+        labels: labels of each domain, (N_i,) int64.
+        source_index: index of each image in the source data, (N_i,) for each domain, or None.
+        factors: further labels, name -> a tensor (N_i,) int64 for each domain.
 
     Raises:
         HmoeError: for an empty or ill-formed domain.
@@ -105,7 +112,7 @@ class MultiDomainDataset(Domains):
     source_index: list[torch.Tensor] | None = field(default=None, repr=False)
     factors: dict[str, list[torch.Tensor]] = field(default_factory=dict, repr=False)
 
-    augmented = False  # whether training images take a seed each
+    augmented = False  # whether each training image needs a seed
 
     def __post_init__(self):
         check_domains(self, [len(x) for x in self.images], self.labels)
@@ -124,18 +131,22 @@ class MultiDomainDataset(Domains):
     def inputs(
         self, position: int, indices: torch.Tensor, device="cpu", seeds: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return images of a domain as a network takes them: floats (B, C, H, W).
+        """Return network inputs: images of a domain as floats (B, C, H, W).
 
         Args:
-            position: of the domain.
-            indices: (B,) of its images.
-            device: of the result.
-            seeds: (B,) of the augmentation, if the data set has one; None: not augmented.
+            position: position of the domain in `domain_names`.
+            indices: (B,) indices of the images in that domain.
+            device: device of the result.
+            seeds: (B,) seeds of the augmentation, or None for none. Unused here: images in memory
+                are not augmented.
         """
         return as_input(self.images[position][indices], device)
 
     def request(self, position: int, indices: torch.Tensor, seeds: torch.Tensor | None = None):
-        """Return a function `device -> inputs`; if images come from files, loading starts now."""
+        """Start loading a batch and return a function `device -> inputs` that waits for it.
+
+        Here the images are in memory, so nothing has to be loaded.
+        """
         return lambda device="cpu": self.inputs(position, indices, device, seeds)
 
     def pictures(self, position: int, indices: torch.Tensor) -> torch.Tensor:
@@ -148,18 +159,20 @@ class MultiDomainDataset(Domains):
     def with_options(
         self, resolution: int | None = None, options: dict | None = None
     ) -> "MultiDomainDataset":
-        """Return the data with `resolution` pixels a side, averaged from whole squares of pixels.
+        """Return the data reduced to `resolution` pixels a side by averaging squares of pixels.
 
-        The result is kept for the next call. None, and the data's own resolution, return itself.
+        The last result is cached. If `resolution` is None or unchanged, the data set itself is
+        returned.
 
         Raises:
-            HmoeError: for options, which tensors do not have, and if no whole squares fit.
+            HmoeError: for any `options` (only image folders have some), and for a resolution that
+                does not divide the image size.
         """
         if options:
             names = ", ".join(options)
             raise HmoeError(
                 f"{self.name} has no option {names}: its images are tensors.",
-                fix=f"leave it out; only image folders have {names}.",
+                fix=f"leave it out. Only image folders have {names}.",
             )
         if resolution in (None, self.resolution):
             return self
@@ -173,14 +186,14 @@ class MultiDomainDataset(Domains):
             return self
         self.fingerprint  # computed now, on this device, and copied along
         moved = copy.copy(self)
-        moved.__dict__.pop("_smaller", None)  # those are not on the device
+        moved.__dict__.pop("_smaller", None)  # the cached images are not on the device
         moved.images = [images.to(device) for images in self.images]
         moved.labels = [labels.to(device) for labels in self.labels]
         return moved
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Twelve hexadecimal digits of SHA-256 over names, shapes and every byte."""
+        """Hash of names, shapes, images and labels: twelve hexadecimal digits of SHA-256."""
         names = (self.domain_names, self.class_names)
         digest = hashlib.sha256(repr(names).encode())
         for images, labels in zip(self.images, self.labels):
@@ -192,11 +205,11 @@ class MultiDomainDataset(Domains):
 
 # %% ../../nbs/02_data/01_base.ipynb #def-check-shapes
 def _check_images(data: MultiDomainDataset):
-    """Check types, ranges and shapes of images, and the number of values of factors.
+    """Check types, ranges and shapes of images, and the number of values of each factor.
 
     Raises:
-        HmoeError: for images that are neither bytes nor floats from 0 to 1, have their channels
-            last, or differ in shape, and for a factor without a value for each image.
+        HmoeError: for images that are neither bytes nor floats in [0, 1], whose channels come last,
+            or that differ in shape, and for a factor without exactly one value for each image.
     """
     for domain, x in zip(data.domain_names, data.images):
         shape = tuple(x.shape[1:])
@@ -214,8 +227,12 @@ def _check_images(data: MultiDomainDataset):
             )
         if shape != data.input_shape:
             first = data.domain_names[0]
-            cause = f"{data.name}: images of {domain!r} are {shape}, those of {first!r} "
-            raise HmoeError(f"{cause}{data.input_shape}.", fix="resize all images to one shape.")
+            cause = (
+                f"{data.name}: images of {domain!r} have shape {shape}, but images of {first!r} "
+            )
+            raise HmoeError(
+                f"{cause}have {data.input_shape}.", fix="resize all images to one shape."
+            )
     for factor, values in data.factors.items():
         if [len(v) for v in values] != [len(y) for y in data.labels]:
             raise HmoeError(
@@ -225,12 +242,12 @@ def _check_images(data: MultiDomainDataset):
 
 # %% ../../nbs/02_data/01_base.ipynb #def-averaged
 def _averaged(data: MultiDomainDataset, resolution: int) -> MultiDomainDataset:
-    """Return the data with `resolution` pixels a side, each the mean of a square of pixels.
+    """Return the data reduced to `resolution` pixels a side, each the mean of a square of pixels.
 
-    Bytes are rounded.
+    For byte images the means are rounded.
 
     Raises:
-        HmoeError: if no whole squares fit.
+        HmoeError: if `resolution` does not divide the image size.
     """
     side = data.resolution
     possible = [side]
@@ -238,8 +255,8 @@ def _averaged(data: MultiDomainDataset, resolution: int) -> MultiDomainDataset:
         possible = [n for n in range(side, 0, -1) if side % n == 0]
     if resolution not in possible:
         raise HmoeError(
-            f"{data.name} has images of {side} pixels a side, of which {resolution} "
-            "cannot be averaged.",
+            f"{data.name} has images of {side} pixels a side, which cannot be averaged to "
+            f"{resolution}.",
             fix=f"{', '.join(map(str, possible))} pixels.",
         )
     averaged = []

@@ -14,20 +14,20 @@ from ..core.errors import HmoeError
 
 # %% ../../nbs/02_data/12_kmeans_baseline.ipynb #def-statistics
 def image_statistics(images: Tensor) -> Tensor:
-    """Compute mean and standard deviation of the channels of images (n, C, H, W): (n, 2C)."""
+    """Compute means and standard deviations of the channels of images (n, C, H, W): (n, 2C)."""
     pixels = images.flatten(2).float()
     return torch.cat([pixels.mean(-1), pixels.std(-1, correction=0)], dim=1)
 
 # %% ../../nbs/02_data/12_kmeans_baseline.ipynb #def-kmeans
 def kmeans(points, k: int) -> np.ndarray:
-    """Cluster standardised points by k-means; deterministic.
+    """Cluster points by k-means with a fixed seed, after standardising each feature.
 
     Args:
-        points: (n, F).
+        points: (n, F) features.
         k: number of clusters.
 
     Returns:
-        The cluster (n,), 0 to k-1, of each point.
+        Clusters (n,), from 0 to k-1.
 
     Raises:
         ValueError: for fewer points than clusters.

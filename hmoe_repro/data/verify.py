@@ -23,16 +23,16 @@ from .registry import DATASETS, find_dataset, own_datasets
 def verify_dataset(
     name: str, data_dir=None, workers: int | None = None, on_progress=None
 ) -> Inventory:
-    """Open every image of a known data set or of a registered folder, and count.
+    """Open and count all images of a benchmark or of a registered folder.
 
     Args:
-        name: the data set.
+        name: name of the data set.
         data_dir: the folder of data sets (default: HMOE_DATA).
-        workers: number of threads; None: one for each processor.
-        on_progress: is called with (done, total).
+        workers: number of threads (default: one for each processor).
+        on_progress: callback, called with (done, total).
 
     Returns:
-        The inventory, with everything that is wrong.
+        The inventory, with all problems that were found.
 
     Raises:
         HmoeError: if the folder of the data set does not exist.
@@ -51,7 +51,7 @@ def verify_dataset(
 
 
 def _note_class_counts(found: Inventory, known: KnownDataset):
-    """Add a note for each class of a domain that has another number of images than is known."""
+    """Add a note for each class of a domain whose number of images is not the known one."""
     for domain, expected_counts in known.class_counts.items():
         for class_name, expected in zip(known.classes, expected_counts):
             count = found.counts.at[class_name, domain]
@@ -62,7 +62,7 @@ def _note_class_counts(found: Inventory, known: KnownDataset):
 
 
 def _open_images(found: Inventory, tree: ImageTree, workers: int | None, on_progress):
-    """Open the images of `tree`, and add what is wrong with them to the inventory."""
+    """Open the images of `tree`, and add their problems to the inventory."""
     hidden = []  # images with transparent pixels, whose colours count
 
     def note_transparent(row, image):
@@ -80,13 +80,13 @@ def _open_images(found: Inventory, tree: ImageTree, workers: int | None, on_prog
     for file, digest, reason in zip(tree.flat, digests, reasons):
         if reason and (digest or (found.root / file).exists()):
             found.unreadable.append((file, reason))
-        elif reason:  # a table names it, and it does not exist
+        elif reason:  # a table lists it, but it does not exist
             found.missing.append(file)
     found.table = found.table[~found.table.file.isin(found.missing)]
 
 
 def findings(found: Inventory, limit: int = 20) -> list[str]:
-    """Return the findings of a verification as lines; at most `limit` names of a kind."""
+    """Format the problems in an inventory as lines, with at most `limit` names of each type."""
     kinds = {
         "missing": found.missing,
         "unreadable": [f"{file}: {reason}" for file, reason in found.unreadable],
@@ -103,7 +103,8 @@ def findings(found: Inventory, limit: int = 20) -> list[str]:
 def data_state(name: str) -> str:
     """Return the state of a data set on this machine.
 
-    It is 'embedded', 'yours', 'missing', 'here (unverified)', or 'incomplete' and why.
+    Returns:
+        'embedded', 'yours', 'missing', 'here (unverified)', or 'incomplete' and the reason.
     """
     if name in own_datasets():
         return "yours"
@@ -119,11 +120,11 @@ def data_state(name: str) -> str:
 
 
 def data_inventory() -> pd.DataFrame:
-    """List all data sets, the user's own included.
+    """List all data sets, including the user's.
 
     Returns:
-        A row for each: name, files under the data folder ('-' for embedded ones), state, what it
-        is, and licence.
+        A row for each data set: name, folder in the data folder ('-' if embedded), state, summary
+        ('what'), and licence.
     """
     own_datasets()  # registers them
     rows = []
@@ -145,14 +146,14 @@ MNIST = "MNIST"  # the files behind ColoredMNIST and RotatedMNIST
 
 @public
 def data_with_files(name: str) -> str:
-    """Return the data set with files that a name or the path of a folder means.
+    """Return the name of the data set on disk that belongs to a name or a folder.
 
     Args:
-        name: `MNIST`, a known data set, or a folder `<domain>/<class>/<image>`, which is
-            registered.
+        name: `MNIST`, a known data set, or the path of a folder `<domain>/<class>/<image>`, which
+            is then registered.
 
     Raises:
-        HmoeError: for anything else; it lists the valid names.
+        HmoeError: for anything else, with the valid names.
     """
     if name == MNIST:
         return name
@@ -164,14 +165,14 @@ def data_with_files(name: str) -> str:
 
 @public
 def terms(name: str) -> list[str]:
-    """Return lines with licence and citation of a known data set; [] for other data."""
+    """Return licence and citation of a benchmark as lines, or [] for other data."""
     if name not in KNOWN:
         return []
     return [f"licence: {KNOWN[name].licence}", f"please cite: {KNOWN[name].citation}"]
 
 # %% ../../nbs/02_data/10_verify.ipynb #def-with-totals
 def with_totals(counts: pd.DataFrame) -> pd.DataFrame:
-    """Format numbers of images, by class (rows) and domain (columns), as text with sums."""
+    """Format numbers of images, by class (rows) and domain (columns), as text with totals."""
     full = counts.assign(total=counts.sum(axis=1))
     full.loc["total"] = full.sum()
     return full.map("{:,}".format).rename_axis("class").reset_index()
