@@ -468,7 +468,7 @@ def list_datasets(pattern: Patterns = "*", exclude: Patterns = ()) -> list[str]:
     """Return the sorted names of data sets, such as `list_datasets("*MNIST")`.
 
     They include the user's data sets that this process knows (from `HMOE_FOLDERS`, or used before).
-    A listed data set may still have to be downloaded. `hmoe data list` shows which ones are available.
+    A listed data set may still have to be downloaded. `hmoe data list` shows the available ones.
 
     Args:
         pattern: shell pattern or patterns. At least one must match, ignoring case.

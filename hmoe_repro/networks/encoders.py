@@ -21,7 +21,7 @@ NORMS = {
 
 
 def _norm(name: str, width: int) -> nn.Module:
-    """Build the norm of a name in `NORMS` for `width` channels."""
+    """Build a norm for `width` channels, by its name in `NORMS`."""
     return NORMS[check_choice(name, NORMS, "norm of a D2V encoder")](width)
 
 # %% ../../nbs/03_networks/04_encoders.ipynb #def-smalld2v
@@ -89,7 +89,7 @@ class ImageD2V(Backbone):
     """D2V encoder for photographs (HMOE, section 4.2.2): x (B, C, H, W) -> v (B, dim).
 
     Args:
-        channels: number of channels C; height and width are at least 16 pixels.
+        channels: number of channels C. Height and width must be at least 16 pixels.
         dim: length D of a code v.
         norm: norm before each ReLU, a name in `NORMS`.
         block: order inside a residual block, one of `BLOCKS`.
@@ -114,10 +114,14 @@ class ImageD2V(Backbone):
 
 # %% ../../nbs/03_networks/04_encoders.ipynb #def-styled2v
 class StyleD2V(Backbone):
-    """D2V encoder of style statistics, ours: x (B, S) -> v (B, dim).
+    """D2V encoder of style statistics, our addition: x (B, S) -> v (B, dim).
 
-    The statistics are normalised over the batch, or with running averages in evaluation. One
-    hidden layer of `width` units follows.
+    The statistics are normalised over the batch, or with running averages in evaluation.
+
+    Args:
+        statistics: number S of statistics.
+        dim: length D of a code v.
+        width: units of the hidden layer.
     """
 
     def __init__(self, statistics: int, dim: int = 32, width: int = 128):

@@ -18,7 +18,7 @@ from .registry import make_featurizer
 def multiply_accumulates(network: torch.nn.Module, shape: tuple[int, ...]) -> int:
     """Count the multiply-accumulates of one image of `shape` (C, H, W) in evaluation mode.
 
-    PyTorch's counter has matrix products, attention and convolutions. The network's mode is
+    PyTorch's counter includes matrix products, attention and convolutions. The network's mode is
     restored.
     """
     training = network.training
@@ -36,16 +36,21 @@ def parameters(network: torch.nn.Module) -> int:
 # %% ../../nbs/03_networks/12_model_size.ipynb #def-network-size
 @functools.cache
 def network_size(name: str, pixels: int = 224, channels: int = 3) -> tuple[int, int, int]:
-    """Measure a network without its classifier.
+    """Measure the size of a network without its classifier.
+
+    Args:
+        name: name of the network.
+        pixels: height and width of the images.
+        channels: number of channels of the images.
 
     Returns:
         (parameters, multiply-accumulates of one image, features).
 
     Raises:
-        HmoeError: for an unknown name, and for images that the network does not take.
+        HmoeError: for an unknown name, and for images that the network cannot take.
     """
     shape = (channels, pixels, pixels)
-    with torch.device("meta"):  # weights are counted only, so none are drawn
+    with torch.device("meta"):  # weights are only counted, so none are drawn
         network = make_featurizer(name, shape, "random")
     network.to_empty(device="cpu")
     for values in (*network.parameters(), *network.buffers()):

@@ -17,7 +17,7 @@ from .sparse_vit import expert_layers
 
 # %% ../../nbs/03_networks/14_routing.ipynb #def-patch-experts
 def _sparse_blocks(body) -> dict[int, torch.nn.Module]:
-    """Return index of a block, from 0 -> its layer of experts, of a vision transformer."""
+    """Map the sparse blocks of a vision transformer, index from 0 -> layer of experts."""
     layers = {}
     for i, block in enumerate(getattr(body, "blocks", ())):
         in_block = expert_layers(block)
@@ -27,8 +27,10 @@ def _sparse_blocks(body) -> dict[int, torch.nn.Module]:
 
 
 def sparse_bodies(algorithm) -> list[torch.nn.Module]:
-    """List the vision transformers in an algorithm that have sparse layers; those of a frozen or
-    averaged copy are among them."""
+    """List the vision transformers with sparse layers in an algorithm.
+
+    Frozen and averaged copies are included.
+    """
     modules = (m for m in algorithm.modules() if hasattr(m, "patch_embed"))
     return [module for module in modules if _sparse_blocks(module)]
 
@@ -36,15 +38,14 @@ def sparse_bodies(algorithm) -> list[torch.nn.Module]:
 def patch_experts(algorithm, x) -> torch.Tensor:
     """Compute the first-choice expert of every patch of images, in each sparse layer.
 
-    If an algorithm has several vision transformers, the result is that of the first one with which
-    it predicts.
+    If an algorithm has several vision transformers, the first one that it predicts with is used.
 
     Args:
         algorithm: an algorithm with a sparse vision transformer.
         x: images (B, C, H, W).
 
     Returns:
-        Experts (L, B, P), uint8, of P patches in L layers.
+        Experts (L, B, P) uint8, for P patches in L layers.
     """
     bodies = sparse_bodies(algorithm)
     rows, columns, before = spectra.patch_grid(bodies[0])
@@ -64,20 +65,21 @@ def patch_experts(algorithm, x) -> torch.Tensor:
     return torch.stack([choices[layer] for layer in used])
 
 # %% ../../nbs/03_networks/14_routing.ipynb #def-collect-choices
-CHOICES = 500  # images of a split of which the experts are kept, at most
+CHOICES = 500  # maximum number of images of a split whose experts are stored
 
 
 def collect_choices(run: TrainedRun, domains, split: str, limit: int = CHOICES) -> dict:
-    """Collect the experts of the patches of images of a split.
+    """Collect the experts of all patches of the images in a split.
 
     Args:
         run: the trained algorithm and its images.
         domains: names of domains.
         split: 'in', 'out' or 'test'.
-        limit: images in all, at most, evenly from each domain.
+        limit: maximum number of images, equally many from each domain.
 
     Returns:
-        `experts` (L, N, P), and for each image (N,) `domain`, `class` and the known factors.
+        A dictionary with `experts` (L, N, P), and (N,) each for `domain`, `class` and the known
+        factors of the images.
     """
     with run.evaluated() as algorithm:
         compute = lambda x: {"experts": patch_experts(algorithm, x).transpose(0, 1)}
@@ -85,11 +87,11 @@ def collect_choices(run: TrainedRun, domains, split: str, limit: int = CHOICES) 
     return choices | {"experts": choices["experts"].transpose(0, 1)}
 
 # %% ../../nbs/03_networks/14_routing.ipynb #def-describe-choices
-CHOICE_PANEL = 48  # images that are kept with the experts of their patches, at most
+CHOICE_PANEL = 48  # maximum number of images stored for display
 
 
 def _num_experts(layers) -> int:
-    """Return the largest number of experts of some sparse layers, whichever backend they use."""
+    """Return the largest number of experts in sparse layers of any backend."""
     numbers = []
     for layer in layers:
         state = layer.sparse_state() if hasattr(layer, "sparse_state") else layer.state_dict()
@@ -98,12 +100,16 @@ def _num_experts(layers) -> int:
 
 
 def measure_choices(run: TrainedRun) -> tuple[dict, dict[str, torch.Tensor]]:
-    """Score which labels the choice of experts follows.
+    """Measure how well the choice of experts follows classes, domains and positions.
+
+    Args:
+        run: the trained algorithm and its images.
 
     Returns:
-        The scores of `score_choices`, on validation images ('out') and on the test domains
-        ('test'); and the arrays `choice_experts` (L, N, P), `choice_domain` and `choice_class`
-        (N,), pictures `choice_images` (n, C, H, W) and their rows `choice_shown` (n,).
+        (scores, arrays). The scores are from `score_choices`, for validation images ('out') and
+        for the test domains ('test'). The arrays are `choice_experts` (L, N, P), `choice_domain`
+        and `choice_class` (N,), pictures `choice_images` (n, C, H, W), and their rows
+        `choice_shown` (n,).
     """
     body = sparse_bodies(run.algorithm)[0]
     layers = _sparse_blocks(body)
