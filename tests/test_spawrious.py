@@ -152,7 +152,9 @@ def test_a_missing_folder_is_named_with_the_fix(whole, small, tmp_path):
 
 def test_an_image_is_cached_once_and_shows_its_location(whole, small, tmp_path, monkeypatch):
     monkeypatch.setenv("HMOE_CACHE", str(tmp_path))
-    with pytest.warns(UserWarning, match="SpawriousO2O_easy has 320 images here; known: 50,688"):
+    with pytest.warns(
+        UserWarning, match="SpawriousO2O_easy has 320 images here, known versions have 50,688"
+    ):
         data = DATASETS["SpawriousO2O_easy"].build(0, str(whole))
     cached = data.with_options(8, {"source": "cache"})
     assert len(cached.cache) == 16 * PER_FOLDER

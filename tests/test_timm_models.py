@@ -495,7 +495,7 @@ def test_a_file_of_your_own(name, tmp_path):
         assert all(torch.equal(value, state[key]) for key, value in made.body.state_dict().items())
         loaded.append(make_timm(network, (3, 32, 32), tmp_path / file))  # of another size
     assert same_state(*loaded)
-    with pytest.raises(HmoeError, match="these weights are not those of timm:mobile") as caught:
+    with pytest.raises(HmoeError, match="these weights do not fit timm:mobile") as caught:
         make_timm("timm:mobilenetv3_small_050", (3, 32, 32), tmp_path / "mine.pth")
     missing = str(caught.value).partition("missing")[2].partition(" and ")[0]
     assert missing.count(",") == 4
