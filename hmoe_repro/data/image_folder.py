@@ -534,7 +534,7 @@ def _refuse_empty(found: Inventory, unsupported: list[str]):
     """Raise an `HmoeError` that describes a folder without images in class folders."""
     loose = [file for file in found.extra if is_image(file)]
     content = f"has no images ({' '.join(IMAGE_SUFFIXES)})"
-    fix = "choose another folder, or make one folder per domain and in it one per class."
+    fix = "choose another folder, or make one folder for each domain and in it one for each class."
     if loose:
         content = f"has {plural(len(loose), 'image')}, but not in class folders ({loose[0]})"
         if is_domain(found.root):
