@@ -405,7 +405,7 @@ def test_weights_of_another_network_are_refused(resnet_file, deit_file, tmp_path
 
 def test_a_large_network_must_be_told_its_weights():
     with pytest.raises(
-        HmoeError, match="none are named. Fix: weights random, IMAGENET1K_V1, or a file"
+        HmoeError, match="none are named. Fix: choose weights random, IMAGENET1K_V1, or a file"
     ):
         make_featurizer("resnet18", (3, 64, 64))
 

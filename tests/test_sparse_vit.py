@@ -301,11 +301,11 @@ def test_any_plain_transformer_takes_experts():
         ),
         (
             lambda: make_sparse_vit("gmoe_small", (3, 18, 18)),
-            "patches of 4 pixels, and 18 x 18 is no multiple. Fix: a resolution such as 16",
+            "patches of 4 pixels, and 18 x 18 is no multiple. Fix: use a resolution such as 16",
         ),
         (
             lambda: make_sparse_vit("gmoe_s16", (3, 65, 65)),
-            "patches of 16 pixels, and 65 x 65 is no multiple. Fix: a resolution such as 64",
+            "patches of 16 pixels, and 65 x 65 is no multiple. Fix: use a resolution such as 64",
         ),
         (lambda: make_sparse_vit("gmoe_s32", SMALL), "unknown network with experts 'gmoe_s32'"),
         (lambda: sparse_blocks(3), "a transformer of 3 blocks is too shallow"),
