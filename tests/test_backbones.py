@@ -420,7 +420,7 @@ def test_weights_that_cannot_be_had_build_nothing(monkeypatch):
 
     monkeypatch.setattr(_api, "load_state_dict_from_url", offline)
     monkeypatch.setattr(models, "resnet18", lambda **options: pytest.fail("a network was built"))
-    with pytest.raises(HmoeError, match="no network.*Fix: fetch .*random"):
+    with pytest.raises(HmoeError, match="no network.*Fix: download .*random"):
         make_featurizer("resnet18", (3, 64, 64), "IMAGENET1K_V1")
 
 
