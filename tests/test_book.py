@@ -120,7 +120,7 @@ def test_a_cell_says_where_it_is_exported_and_an_equation_leads_to_its_cell(gati
 
 def test_the_index_table_and_the_equations_name_each_other():
     "What the page of symbols names for an equation stands under the equation."
-    table = names.cell_text(names.START, "md-index")
+    table = names.text_of(names.INDEX)
     rows = [row for row in table.splitlines() if re.search(r"#\w+-eq-\d+\)", row)]
     assert len(rows) == 11
     for row in rows:
@@ -500,7 +500,7 @@ LOOKED_AT = [
     "reference",
     "api/hmoe_repro.method.gating",
     "every_command",
-    "symbols",
+    "docs/symbols",
     "search",
     "docs/class_plan",
     "play",
@@ -627,7 +627,7 @@ def test_folded_answers_open(site, window):
 
 
 QUESTIONS = {
-    "What is HMOE?": (["What is HMOE?"], "Start here", "An image goes down two paths."),
+    "What is HMOE?": (["What is HMOE?"], "Start here", "An image takes two paths."),
     "Where is equation 4 computed?": (
         ["Where is an equation computed?", "eq. 4", "load_balance_loss"],
         "Gating",
