@@ -1,6 +1,7 @@
 """LaTeX formulas as plain text, for the excerpts of the search."""
 
 import re
+import unicodedata
 
 GREEK = dict(zip(
     "alpha beta gamma delta epsilon varepsilon eta theta kappa lambda mu nu pi rho sigma tau phi "
@@ -17,9 +18,8 @@ SIGNS = {
     "quad": " ", "qquad": " ", ",": " ", ";": " ", ":": " ", " ": " ", "!": "", "\\": " ",
     "{": "{", "}": "}", "%": "%", "&": "&", "_": "_", "#": "#", "textstyle": "",
 }  # fmt: skip
-LAYOUT = re.compile(
-    r"\\(?:begin|end)\{\w+\*?\}|\\(?:left|right|(?:b|B)igg?[lrm]?)(?![A-Za-z])\.?|(?<!\\)&"
-)
+SPACE = re.compile(r"\\(?:begin|end)\{\w+\*?\}|(?<!\\)&")
+SIZE = re.compile(r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\.?")
 FONT = re.compile(
     r"\\(?:mathcal|mathrm|mathbf|mathbb|text|operatorname|underbrace)\*?"
     r"\s*(?:\{([^{}]*)\}|(\w))"
@@ -48,7 +48,7 @@ def plain(formula: str) -> str:
     >>> plain(r"\mathcal{L}_{en} = \frac{1}{N} \sum_i \log p_{ik}^2")
     'L_en = 1/N ∑_i log p_ik^2'
     """
-    text = LAYOUT.sub(" ", formula).replace(r"\{", OPEN).replace(r"\}", CLOSE)
+    text = SIZE.sub("", SPACE.sub(" ", formula)).replace(r"\{", OPEN).replace(r"\}", CLOSE)
     text = re.sub(r"\\([A-Za-z]+)", lambda m: GREEK.get(m[1]) or SIGNS.get(m[1], m[0]), text)
     before = ""
     while before != text:
@@ -61,4 +61,5 @@ def plain(formula: str) -> str:
     text = re.sub(r"\\([^A-Za-z])", lambda m: SIGNS.get(m[1], m[1]), text)
     text = re.sub(r"\\([A-Za-z]+)", r"\1", text).replace("{", "").replace("}", "")
     text = text.replace(OPEN, "{").replace(CLOSE, "}")
-    return re.sub(r" ([,.;)])", r"\1", " ".join(text.split())).replace("( ", "(")
+    text = re.sub(r" ([,.;)])", r"\1", " ".join(text.split())).replace("( ", "(")
+    return unicodedata.normalize("NFC", text)
