@@ -48,6 +48,7 @@ def printed(site: Path) -> bytes:
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
         page = browser.new_page()
+        page.set_default_timeout(300_000)  # on a busy machine
         page.goto((site / "slides/class.html").as_uri() + "?print-pdf")
         page.wait_for_selector("html.reveal-print, html.print-pdf", state="attached")
         page.evaluate("() => MathJax.startup.promise")
