@@ -53,6 +53,11 @@ SILENT = re.compile(
 )
 
 
+SIGNATURE = re.compile(
+    r'<dt class="sig\b.*?<span class="sig-name descname">(.*?)</span>.*?</dt>', re.S
+)
+
+
 def formula(match: re.Match) -> str:
     """Return the formula of a page as text."""
     return plain(DELIMITERS.sub(" ", unescape(match[2])))
@@ -61,6 +66,7 @@ def formula(match: re.Match) -> str:
 def text_of(page: str) -> str:
     """Return the prose of a page: no code, no marks, formulas as text."""
     body = page.partition("<article")[2].partition("</article>")[0].partition(">")[2]
+    body = SIGNATURE.sub(r"\1: ", body)
     body = MATH.sub(lambda m: escape(formula(m)), SILENT.sub(" ", body))
     body = re.sub(r"</?(?:code|em|strong|span|a|sup|sub|i|b)\b[^>]*>", "", body)
     text = " ".join(unescape(re.sub(r"<[^>]+>", " ", body)).split())

@@ -21,7 +21,7 @@ SIGNS = {
 SPACE = re.compile(r"\\(?:begin|end)\{\w+\*?\}|(?<!\\)&")
 SIZE = re.compile(r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\.?")
 FONT = re.compile(
-    r"\\(?:mathcal|mathrm|mathbf|mathbb|text|operatorname|underbrace)\*?"
+    r"\\(?:mathcal|mathrm|mathbf|mathbb|text|underbrace)\*?"
     r"\s*(?:\{([^{}]*)\}|(\w))"
 )
 ACCENT = re.compile(r"\\(tilde|hat|bar|overline)\s*(?:\{([^{}]*)\}|(\w))")
@@ -34,7 +34,7 @@ OPEN, CLOSE = "\ue000", "\ue001"  # braces that are part of the formula
 
 def bracketed(text: str) -> str:
     "Return a part of a formula, in parentheses if it has several factors or terms."
-    return text if re.fullmatch(r"[\w.∑∂]*(\([^()]*\))?", text.strip()) else f"({text.strip()})"
+    return text if re.fullmatch(r"[\w.∑∂]*", text.strip()) else f"({text.strip()})"
 
 
 def accented(text: str, mark: str) -> str:
@@ -50,6 +50,7 @@ def plain(formula: str) -> str:
     """
     text = SIZE.sub("", SPACE.sub(" ", formula)).replace(r"\{", OPEN).replace(r"\}", CLOSE)
     text = re.sub(r"\\([A-Za-z]+)", lambda m: GREEK.get(m[1]) or SIGNS.get(m[1], m[0]), text)
+    text = re.sub(r"\\operatorname\*?\{(\w+)\}", r"\\\1", text)
     before = ""
     while before != text:
         before = text
@@ -59,7 +60,7 @@ def plain(formula: str) -> str:
         text = ACCENT.sub(lambda m: accented(m[2] or m[3], ACCENTS[m[1]]), text)
         text = FRACTION.sub(lambda m: f"{bracketed(m[1] or m[2])}/{bracketed(m[3] or m[4])}", text)
     text = re.sub(r"\\([^A-Za-z])", lambda m: SIGNS.get(m[1], m[1]), text)
-    text = re.sub(r"\\([A-Za-z]+)", r"\1", text).replace("{", "").replace("}", "")
+    text = re.sub(r"\\([A-Za-z]+)", r" \1", text).replace("{", "").replace("}", "")
     text = text.replace(OPEN, "{").replace(CLOSE, "}")
     text = re.sub(r" ([,.;)])", r"\1", " ".join(text.split())).replace("( ", "(")
     return unicodedata.normalize("NFC", text)
