@@ -10,6 +10,7 @@ import copy
 import reprlib
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar, cast
 
 import torch
@@ -49,7 +50,7 @@ class Resumable(nn.Module):
     optimizer: torch.optim.Optimizer | None
 
     def make_optimizer(self) -> torch.optim.Optimizer:
-        """Build the optimiser `optimizer`."""
+        """Build the optimiser, for the attribute `optimizer`."""
         raise NotImplementedError
 
     def __setattr__(self, name, value):
@@ -149,15 +150,17 @@ class Algorithm(Resumable):
     paper: str
     family: str
     needs_domain_labels: bool
+    source_hash: str  # these three are set for the class of a user's file
+    source_file: Path
+    declared_files: dict[str, str]
     version: int = 1  # of the class's mathematics
     HPARAMS: dict[str, HParam] = SHARED_HPARAMS
     modes: tuple[str, ...] = ("default",)  # inference modes, the first is the default of `predict`
     domain_modes: tuple[str, ...] = ()  # further modes, for images whose training domain is known
     fixed: tuple[str, ...] = ()  # prefixes of parameters that are never trained
     phase_frozen: tuple[str, ...] = ()  # prefixes of parameters that are not trained in some phase
-    files: dict[
-        str, str
-    ] = {}  # name -> path of a file that the class reads, relative to the class's file
+    # name -> path of a file that the class reads, relative to the class's file
+    files: dict[str, str] = {}
     measurements: tuple[Measurement, ...] = (EXPERT_CHOICES,)  # recorded after training
     needs_two_domains = ""  # first clause of the error for a single training domain
 
