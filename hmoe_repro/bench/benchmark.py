@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
 import pandas as pd
+import torch
 
 from ..analysis.answers import page_answer
 from ..analysis.results import benchmark_file, read_benchmark

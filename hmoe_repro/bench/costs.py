@@ -111,14 +111,18 @@ def tensor_peak(work: Callable, device="cpu") -> int:
     quiet = patch.dict(os.environ, KINETO_LOG_LEVEL="6")  # no messages at start and stop
     with quiet, profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
         work()
-    assert trace.profiler is not None and trace.profiler.kineto_results is not None
-    events = [e for e in trace.profiler.kineto_results.events() if e.name() == "[memory]"]
+    assert trace.profiler is not None
+    measured = trace.profiler.kineto_results
+    assert measured is not None
+    events = [e for e in measured.events() if e.name() == "[memory]"]
     events.sort(key=lambda event: event.start_ns())
     sizes = [event.nbytes() for event in events]  # pyright: ignore[reportAttributeAccessIssue]
     return int(np.cumsum(sizes).max())
 
 # %% ../../nbs/10_bench/05_costs.ipynb #def-method-peaks
-def method_peaks(name: str, scale: SimpleNamespace, device="cpu") -> dict[str, int]:
+def method_peaks(
+    name: str, scale: SimpleNamespace, device: str | torch.device = "cpu"
+) -> dict[str, int]:
     """Measure the peak of allocated tensors in 'training' and in 'inference', in bytes.
 
     Model and data are included.

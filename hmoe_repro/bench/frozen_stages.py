@@ -38,7 +38,8 @@ def plain_model(network: str, stages: int | str) -> tuple[nn.Module, torch.optim
         stages: number of first stages without gradients, or 'all' before the classifier.
     """
     config = timm_config(network)
-    assert config is not None and config.architecture is not None
+    assert config is not None
+    assert config.architecture is not None
     model = import_timm().create_model(config.architecture, num_classes=PACS_CLASSES)
     features = tuple(name for name, _ in model.named_children() if name != "classifier")
     last_frozen = {0: (), "all": features}  # prefixes of the names of the last frozen parameters

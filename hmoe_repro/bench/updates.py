@@ -137,9 +137,7 @@ def _endless_batches(x, y, batch: int):
     return iter(DataLoader(images, batch, sampler=sampler))
 
 
-def plain_updates(
-    model: PlainERM | PlainHMOE, data: MultiDomainDataset, scale: SimpleNamespace
-):
+def plain_updates(model: PlainERM | PlainHMOE, data: MultiDomainDataset, scale: SimpleNamespace):
     """Train a model in a plain loop, with one update for each yielded loss.
 
     Args:
@@ -168,7 +166,7 @@ def plain_updates(
 
 # %% ../../nbs/10_bench/03_updates.ipynb #plain-evaluation
 @torch.no_grad()
-def plain_accuracy(model: PlainERM | PlainHMOE, loader: DataLoader) -> float:
+def plain_accuracy(model: PlainERM, loader: DataLoader) -> float:
     """Return the accuracy of a model on the images of a loader, from 0 to 1."""
     model.eval()
     correct = 0

@@ -413,7 +413,7 @@ class SparseMoE(nn.Module):
             choice = choose(noisy, self.k)
             loss = self._balance(logits, noisy, choice)
         y = dispatch(tokens, self.experts, choice, self._kept(choice))
-        self.choice = ExpertChoice(*(part.detach() for part in choice))
+        self.choice = ExpertChoice(*(part.detach() for part in choice if part is not None))
         self.auxiliary_loss = loss.detach()
         if self.training:
             y = AddAuxLoss.apply(y, loss, self.auxiliary_weight)
