@@ -120,9 +120,7 @@ def tensor_peak(work: Callable, device="cpu") -> int:
     return int(np.cumsum(sizes).max())
 
 # %% ../../nbs/10_bench/05_costs.ipynb #def-method-peaks
-def method_peaks(
-    name: str, scale: SimpleNamespace, device: str | torch.device = "cpu"
-) -> dict[str, int]:
+def method_peaks(name: str, scale: SimpleNamespace, device="cpu") -> dict[str, int]:
     """Measure the peak of allocated tensors in 'training' and in 'inference', in bytes.
 
     Model and data are included.
@@ -179,7 +177,8 @@ def algorithm_entries(measured: BenchMeasurement) -> dict:
     gc.collect()
     size = measured.size
     methods = measured.seconds["training"]
-    peaks = {name: method_peaks(name, size, measured.device) for name in methods}
+    device = str(measured.device)
+    peaks = {name: method_peaks(name, size, device) for name in methods}
     measured.say("memory measured")
     by_kind = {}
     for kind in measured.seconds:

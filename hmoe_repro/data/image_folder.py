@@ -219,6 +219,7 @@ def walk(root: Path) -> list[str]:
         HmoeError: for a folder that cannot be read, for more than `MOST_FOLDERS` folders, and for
             more than `MOST_LEVELS` nested levels.
     """
+
     @functools.cache
     def realpath(path: str | Path) -> str:
         return os.path.realpath(path)
