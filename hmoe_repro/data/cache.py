@@ -18,6 +18,7 @@ import re
 import shutil
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -237,18 +238,18 @@ def examine(
     ledger = _read_ledger(tree)
     entries = [ledger.get(file) for file in tree.flat]
 
-    def is_known(row):
-        entry = entries[row]
-        return entry is not None and entry[:2] == facts[row][:2] and entry[0] >= 0
-
     def examine_row(row):
         visit_image = None
         if visit:
-            visit_image = lambda image: visit(row, image)
+            visit_image = partial(visit, row)
         return _examine_file(tree.root / tree.flat[row], visit_image)
 
-    same = [row for row in range(len(facts)) if is_known(row)]
-    digest_before = {row: entries[row][2] for row in same}
+    known = {}
+    for row, entry in enumerate(entries):
+        if entry is not None and entry[:2] == facts[row][:2] and entry[0] >= 0:
+            known[row] = entry
+    same = list(known)
+    digest_before = {row: entry[2] for row, entry in known.items()}
     unread = set()
     if not visit:
         changed = _other_contents(tree, entries, facts, same, workers)
@@ -256,7 +257,7 @@ def examine(
     to_read = [row for row in range(len(facts)) if row not in unread]
     results = dict(zip(to_read, in_threads(examine_row, to_read, workers, on_progress)))
     for row in unread:
-        results[row] = entries[row][2:4]
+        results[row] = known[row][2:4]
     _warn_of_other_contents(tree, [row for row in same if results[row][0] != digest_before[row]])
     new_ledger = {}
     for row, file in enumerate(tree.flat):

@@ -8,6 +8,7 @@ __all__ = ['SIZE', 'STYLES', 'MORE_STYLES', 'enlarge', 'dilate', 'deal_evenly', 
 
 # %% ../../nbs/02_data/02_digits.ipynb #imports
 import colorsys
+from typing import cast
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ def enlarge(digits: np.ndarray, size: int = SIZE) -> np.ndarray:
     inner = (size - 2, size - 2)
     ink = np.zeros((len(digits), size, size), np.uint8)
     for i, digit in enumerate((digits * 255 / 16).astype(np.uint8)):
-        resized = Image.fromarray(digit).resize(inner, Image.BICUBIC)
+        resized = Image.fromarray(digit).resize(inner, Image.Resampling.BICUBIC)
         ink[i, 1:-1, 1:-1] = np.asarray(resized)
     return ink
 
@@ -82,7 +83,7 @@ def _photo(ink, rng):
         top = int(rng.integers(height - side))
         left = int(rng.integers(width - side))
         crop = Image.fromarray(photograph[top : top + side, left : left + side])
-        crop = crop.resize(digit.shape[::-1], Image.BOX)
+        crop = crop.resize(digit.shape[::-1], Image.Resampling.BOX)
         out[i] = np.abs(np.asarray(crop, int).transpose(2, 0, 1) - digit)
     return out
 
@@ -122,8 +123,9 @@ def _in_styles(name, styles, size, seed, per_domain=None) -> MultiDomainDataset:
         per_domain: number of digits that each domain keeps, or domain -> number. None keeps all.
     """
     from sklearn.datasets import load_digits
+    from sklearn.utils import Bunch
 
-    digits = load_digits()
+    digits = cast(Bunch, load_digits())
     hands = deal_evenly(digits.target, len(styles), np.random.default_rng(seed))
     images = []
     labels = []

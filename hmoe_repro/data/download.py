@@ -290,7 +290,8 @@ def open_tar(path, limit: int | None = None):
     try:
         with _decompressed(path) as source:
             metered = _Metered(source, limit or most_unpacked(path), path.name)
-            with tarfile.TarFile(fileobj=metered) as opened:
+            reader = tarfile.TarFile(fileobj=metered)  # pyright: ignore[reportArgumentType]
+            with reader as opened:
                 yield opened
                 while metered.read(CHUNK):
                     pass

@@ -219,10 +219,15 @@ def walk(root: Path) -> list[str]:
         HmoeError: for a folder that cannot be read, for more than `MOST_FOLDERS` folders, and for
             more than `MOST_LEVELS` nested levels.
     """
-    realpath = functools.cache(os.path.realpath)
+
+    @functools.cache
+    def realpath(path: str | Path) -> str:
+        return os.path.realpath(path)
+
     files = []
     num_folders = 0
-    waiting = [("", realpath(root), ())]  # (relative path, real path, real paths further up)
+    # (relative path, real path, real paths further up)
+    waiting: list[tuple[str, str, tuple[str, ...]]] = [("", realpath(root), ())]
     while waiting:
         inside, real, above = waiting.pop()
         num_folders += 1

@@ -42,4 +42,5 @@ def kmeans(points, k: int) -> np.ndarray:
     spread = points.std(0)
     scaled = (points - points.mean(0)) / np.where(spread > 1e-12, spread, 1)
     with threadpool_limits(1):
-        return KMeans(k, n_init=10, random_state=0).fit_predict(scaled)
+        clusters = KMeans(k, n_init=10, random_state=0)  # pyright: ignore[reportArgumentType]
+        return clusters.fit_predict(scaled)

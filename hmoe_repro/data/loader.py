@@ -15,6 +15,7 @@ import signal
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
@@ -40,7 +41,7 @@ def _cached(path: str, shape: tuple) -> Rows:
     Raises:
         HmoeError: if the cache was removed or damaged.
     """
-    rows = open_rows(path, np.uint8, shape)
+    rows = open_rows(Path(path), np.uint8, shape)
     if rows is None:
         cause = f"the cache {path} was removed or damaged during the run."
         raise HmoeError(cause, fix="start again, which rebuilds it.")
@@ -73,9 +74,10 @@ def decode_task(task: dict) -> np.ndarray:
         else:
             image = Image.fromarray(cached[file_or_row])
         if seeds is None:
-            pixels[i] = square(image, size, how)
+            pixels[i] = np.asarray(square(image, size, how))
         else:
-            pixels[i] = augment(image, seeds[i], size, task["resize_first"], how)
+            augmented = augment(image, seeds[i], size, task["resize_first"], how)
+            pixels[i] = np.asarray(augmented)
     return pixels
 
 # %% ../../nbs/02_data/07_loader.ipynb #def-pool
@@ -97,7 +99,7 @@ def _pool(workers: int):
     """Return a pool of `workers` processes, which start when they are first needed."""
     return get_reusable_executor(
         workers,
-        timeout=None,
+        timeout=None,  # pyright: ignore[reportArgumentType]
         initializer=_begin,
         initargs=(os.getpid(),),
         env={"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
@@ -201,6 +203,8 @@ class LazyDataset(Domains):
     needs a seed.
     """
 
+    augmented: bool
+
     def to(self, device):
         """Return the data set unchanged, because batches are moved one at a time."""
         return self
@@ -230,6 +234,12 @@ class LazyDataset(Domains):
         """
         finish = self.request(position, indices, seeds)
         return finish(device)
+
+    def request(
+        self, position: int, indices: torch.Tensor, seeds: torch.Tensor | None = None
+    ) -> Callable[..., torch.Tensor]:
+        """Start loading a batch and return a function `device -> inputs` that waits for it."""
+        raise NotImplementedError
 
 # %% ../../nbs/02_data/07_loader.ipynb #def-imagefiles
 class ImageFiles(LazyDataset):
@@ -363,7 +373,9 @@ class ImageDataset(ImageFiles):
     """
 
     source_index = None
-    _asked = _prepared = None  # arguments and result of the last call of `with_options`
+    # arguments and result of the last call of `with_options`
+    _asked: tuple | None = None
+    _prepared: "ImageDataset | None" = None
 
     def with_options(
         self, resolution: int | None = None, options: dict | None = None
@@ -375,7 +387,7 @@ class ImageDataset(ImageFiles):
         options = checked_options(options, self.options)
         resolution = resolution or self.resolution
         asked = (resolution, options, file_facts(self.scanned))
-        if asked != self._asked:
+        if self._prepared is None or asked != self._asked:
             other = ImageDataset(self.scanned, resolution, options, self.resize_first, self.workers)
             if "ledger" in self.__dict__:
                 other.ledger = self.ledger
@@ -391,9 +403,10 @@ class ImageDataset(ImageFiles):
 
     def _bytes(self, position: int, indices: torch.Tensor, seeds: torch.Tensor | None):
         """Start loading a batch, and return a function that waits for its bytes (B, R, R, 3)."""
-        if self.cache is not None and seeds is None:
+        cache = self.cache
+        if cache is not None and seeds is None:
             rows = self._rows[position][indices].numpy()
-            return lambda: torch.from_numpy(self.cache[rows])
+            return lambda: torch.from_numpy(cache[rows])
         finish = later(self.task(position, indices, seeds), self.workers)
         return lambda: torch.from_numpy(finish())
 

@@ -10,7 +10,9 @@ __all__ = ['MNIST_MD5', 'COLOUR_FLIPS', 'ANGLES', 'CUE_STRENGTHS', 'SECOND_CUES'
 import functools
 import gzip
 import hashlib
+import zlib
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -69,7 +71,7 @@ def _checked_bytes(name: str, path: Path) -> bytes:
         content = path.read_bytes()
         if path.suffix == ".gz":
             content = gzip.decompress(content)
-    except (OSError, EOFError, gzip.zlib.error) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise HmoeError(f"MNIST: {path} cannot be read ({error}).", fix=again) from None
     digest = hashlib.md5(content).hexdigest()
     original = MNIST_MD5[name]
@@ -197,11 +199,13 @@ def colored_domains(
 ANGLES = (0, 15, 30, 45, 60, 75)
 
 
-def _turn(ink: torch.Tensor, angle: int) -> torch.Tensor:
+def _turn(ink: torch.Tensor, angle: float) -> torch.Tensor:
     """Rotate ink (N, H, W) bytes counter-clockwise by `angle` degrees: (N, 1, H, W)."""
     turned = []
     for digit in ink.numpy():
-        image = Image.fromarray(digit).rotate(angle, resample=Image.BILINEAR, fillcolor=0)
+        image = Image.fromarray(digit).rotate(
+            angle, resample=Image.Resampling.BILINEAR, fillcolor=0
+        )
         turned.append(np.asarray(image))
     return torch.from_numpy(np.stack(turned))[:, None]
 
@@ -234,8 +238,9 @@ def rotated_domains(
 def embedded_digits() -> tuple[np.ndarray, np.ndarray]:
     """Return scikit-learn's digits as `read_mnist` does: images (1797, 16, 16), labels (1797,)."""
     from sklearn.datasets import load_digits
+    from sklearn.utils import Bunch
 
-    digits = load_digits()
+    digits = cast(Bunch, load_digits())
     return enlarge(digits.images), digits.target
 
 # %% ../../nbs/02_data/03_mnist.ipynb #def-stroke-width
@@ -314,7 +319,7 @@ def crossed_cues(
         first_bits.append(torch.full((len(hand),), a))
         second_bits.append(torch.full((len(hand),), b))
     source_index = [torch.from_numpy(hand) for hand in hands]
-    domains = list(CROSSED)
+    domains: list[str] = list(CROSSED)
     if by_second:
         domains = ["0", "1", "between"]
         xs = _joined_by_second(xs)

@@ -15,6 +15,7 @@ import re
 import runpy
 import traceback
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +40,7 @@ from hmoe_repro.core.files import (
 )
 from ..core.names import Patterns, matching_names
 from . import mnist
-from .base import MultiDomainDataset
+from .base import DomainDataset, MultiDomainDataset
 from .benchmarks import KNOWN, read_known
 from .digits import MORE_STYLES, STYLES, digit_domains, digit_styles, withheld_digits
 from .image_folder import ImageTree, scan_tree
@@ -54,7 +55,7 @@ class DatasetInfo:
     DomainBed's protocol (Gulrajani and Lopez-Paz, 2021).
     """
 
-    build: object  # (trial_seed, data_dir) -> MultiDomainDataset or ImageDataset
+    build: Callable[[int, str], DomainDataset]  # a function of (trial_seed, data_dir)
     domain_names: tuple[str, ...]
     summary: str
     checkpoint_frequency: int = 300
@@ -86,7 +87,7 @@ def register_dataset(name: str, **info):
 
     def enter(build):
         """Register the function, and return it."""
-        load_dataset.cache_clear()  # it may hold an earlier data set of this name
+        _loaded.cache_clear()  # it may hold an earlier data set of this name
         fields = {"kept": build.__module__ == "__main__"} | info
         DATASETS[name] = DatasetInfo(build=build, **fields)
         return build
@@ -121,7 +122,7 @@ def load_dataset(name: str, trial_seed: int = 0, data_dir=None):
     return _loaded(name, seed, str(data_dir or default_data_dir()))
 
 
-load_dataset.cache_clear = _loaded.cache_clear
+load_dataset.cache_clear = _loaded.cache_clear  # pyright: ignore[reportFunctionMemberAccess]
 
 # %% ../../nbs/02_data/09_registry.ipynb #def-embedded
 _DIGITS = (

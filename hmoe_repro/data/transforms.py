@@ -13,6 +13,7 @@ import functools
 import io
 import math
 import warnings
+from typing import cast
 
 import joblib
 import numpy as np
@@ -155,7 +156,7 @@ def _deep_levels(image: Image.Image) -> tuple[np.ndarray, bool]:
 def _turn(image: Image.Image) -> Image.Transpose | None:
     """Return the transposition that makes an image upright by its EXIF orientation, or None."""
     with contextlib.suppress(Exception):  # damaged EXIF does not damage the pixels
-        return _TURNS.get(image.getexif().get(_ORIENTATION))
+        return _TURNS.get(image.getexif().get(_ORIENTATION, 1))
     return None
 
 
@@ -184,7 +185,8 @@ def as_rgb(image: Image.Image) -> Image.Image:
     elif image.has_transparency_data:
         if image.mode in ("La", "RGBa"):
             image = image.convert("RGBA")
-        lowest, highest = image.convert("RGBA").getchannel("A").getextrema()
+        alpha = image.convert("RGBA").getchannel("A")
+        lowest, highest = cast(tuple[int, int], alpha.getextrema())
         if highest == 0:
             raise Refused("every pixel is transparent")
         transparent = lowest < 255
@@ -192,7 +194,8 @@ def as_rgb(image: Image.Image) -> Image.Image:
         rgb = image.convert("RGB")
     except ValueError:
         raise Refused(f"its colours ({image.mode}) have no conversion to RGB") from None
-    brightest = max(high for _, high in rgb.getextrema())
+    extrema = cast(tuple[tuple[int, int], ...], rgb.getextrema())
+    brightest = max(high for _, high in extrema)
     if has_16_bits and 0 < brightest < 16:
         raise Refused("it uses 12 of its 16 bits or fewer: scale them to the whole range")
     if turn is not None:
@@ -313,7 +316,10 @@ MEAN = (0.485, 0.456, 0.406)  # of ImageNet
 STD = (0.229, 0.224, 0.225)
 
 
-INTERPOLATIONS = {"bilinear": Image.BILINEAR, "bicubic": Image.BICUBIC}  # the first is DomainBed's
+INTERPOLATIONS = {
+    "bilinear": Image.Resampling.BILINEAR,  # DomainBed's
+    "bicubic": Image.Resampling.BICUBIC,
+}
 
 
 def square(image: Image.Image, resolution: int, how: str = "bilinear") -> Image.Image:
@@ -331,9 +337,9 @@ def picture_transform(resolution: int, resize_first: bool | str = False, how: st
         how: interpolation, 'bilinear' or 'bicubic'.
     """
     T = import_torchvision().transforms
-    how = T.InterpolationMode(how)
+    interpolation = T.InterpolationMode(how)
     steps = [
-        T.RandomResizedCrop(resolution, scale=(0.7, 1.0), interpolation=how),
+        T.RandomResizedCrop(resolution, scale=(0.7, 1.0), interpolation=interpolation),
         T.RandomHorizontalFlip(),
         T.ColorJitter(0.3, 0.3, 0.3, 0.3),
         T.RandomGrayscale(0.1),
@@ -341,7 +347,7 @@ def picture_transform(resolution: int, resize_first: bool | str = False, how: st
     if resize_first == "only":
         del steps[0]
     if resize_first:
-        steps.insert(0, T.Resize((resolution, resolution), how))
+        steps.insert(0, T.Resize((resolution, resolution), interpolation))
     return T.Compose(steps)
 
 # %% ../../nbs/02_data/05_transforms.ipynb #def-normalise
