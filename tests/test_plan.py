@@ -84,6 +84,10 @@ def test_runs_without_their_data_are_counted_and_the_reason_is_said(tmp_path, mo
     (line,) = Plan([planned], "cpu").lines(jobs=2)
     assert line.startswith("not available: ")
     assert "hmoe data download PACS" in line
+    with pytest.raises(HmoeError, match="Did you mean 'quick-digits'"):
+        requested_studies(["quick-digit"], "quick")
+    with pytest.raises(HmoeError, match="study files are TOML"):
+        requested_studies(["mine.yml"], "quick")
     with pytest.raises(HmoeError, match="unknown study"):
         plan_studies(["paper-pac"], RunStore(tmp_path / "runs"), [])
 

@@ -78,7 +78,7 @@ def test_an_option_that_is_added_renames_no_run():
 
 
 def test_foreign_and_missing_fields_are_named():
-    with pytest.raises(HmoeError, match="unknown option 'dropout'. Valid: algorithm, "):
+    with pytest.raises(HmoeError, match="unknown option 'dropout'.* Valid: algorithm, "):
         RunConfig.from_dict(SPEC.to_dict() | {"dropout": 0.5})
     with pytest.raises(HmoeError, match="algorithm is missing"):
         RunConfig.from_dict({"dataset": "PACS"})
@@ -95,15 +95,15 @@ def test_specification_and_store_import_nothing_large():
 @pytest.mark.parametrize(
     "wrong, said",
     [
-        ({"sampler": "x"}, "unknown sampler 'x'. Valid: domain, pooled"),
-        ({"precision": "bf17"}, "unknown precision 'bf17'. Valid: float32, bf16"),
-        ({"measure": "speed"}, "unknown measure 'speed'. Valid: spectra, clusters."),
+        ({"sampler": "x"}, "unknown sampler 'x'.* Valid: domain, pooled"),
+        ({"precision": "bf17"}, "unknown precision 'bf17'.* Valid: float32, bf16"),
+        ({"measure": "speed"}, "unknown measure 'speed'.* Valid: spectra, clusters."),
         ({"steps": 0}, "steps must be greater than or equal to 1, got 0"),
         ({"steps": 1.0}, "steps must be a valid integer, got 1.0"),
         ({"trial_seed": -1}, "trial_seed must be greater than or equal to 0"),
         ({"domainbed_compat": 1}, "domainbed_compat must be a valid boolean"),
         ({"evaluate": "selection:0"}, "evaluate must be a text that matches .*, got .selection:0"),
-        ({"stepps": 1}, "unknown option 'stepps'. Valid: algorithm, dataset"),
+        ({"stepps": 1}, "unknown option 'stepps'.* Valid: algorithm, dataset"),
     ],
 )
 def test_a_wrong_option_is_refused_with_its_name_and_what_is_valid(wrong, said):

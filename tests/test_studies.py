@@ -526,7 +526,7 @@ def test_what_follows_a_drawn_value_follows_it_and_domainbeds_trials_draw_the_re
         ("{ int = [4, 6] }", "{ choice = [] }", r"line 16: .*Fix: choice = \[value, ...\]"),
         ("{ int = [4, 6] }", "{ normal = [4, 6] }", "line 16: .*Valid: choice, int, uniform, log"),
         ("{ int = [4, 6] }", "4", r"line 16: unknown option 'batch_size'. Valid: .*log_uniform"),
-        ("trials = 4", "trails = 4", r"line 14: unknown option 'trails'. Valid: trials, rule"),
+        ("trials = 4", "trails = 4", r"line 14: unknown option 'trails'.* Valid: trials, rule"),
         ("trials = 4\n", "", "the only trial, 0, draws nothing"),
         (SPACE.partition("lr =")[2].partition("\n\n")[0], " { choice = [-1.0] }", "at least 0"),
     ],
@@ -617,12 +617,12 @@ MISTAKES = [
     ("[{}, { batch_size = 8 }]", "[]", 20, "variants must be a list of different values"),
     ("steps = 7", "steps = 7.5", 24, "steps must be .*got 7.5"),
     ("steps = 7", 'title = "x"', 24, "unknown option 'title'"),
-    ("steps = 7", 'sampler = "pool"', 24, "unknown sampler 'pool'. Valid: domain, pooled"),
+    ("steps = 7", 'sampler = "pool"', 24, "unknown sampler 'pool'.* Valid: domain, pooled"),
     (
         "steps = 7",
         'sampler = { IRM = "pooled" }',
         24,
-        "unknown algorithm in sampler 'IRM'. Valid: all, ERM",
+        "unknown algorithm in sampler 'IRM'.* Valid: all, ERM",
     ),
     (
         "steps = 7",
@@ -640,7 +640,7 @@ MISTAKES = [
         "[hparams.all]",
         "[search]\nrules = 1\n[hparams.all]",
         14,
-        "unknown option 'rules'. Valid: trials, rule",
+        "unknown option 'rules'.* Valid: trials, rule",
     ),
     (
         "[hparams.all]",
@@ -672,6 +672,7 @@ def test_what_only_the_data_can_tell_names_its_line_too(small):
 def test_files_and_names_that_are_no_studies(tmp_path, small):
     for name, message in [
         ("quick-digit", "unknown study .*quick-digits"),
+        ("mine.yaml", "mine.yaml is YAML, but study files are TOML"),
         (str(tmp_path / "none.toml"), "cannot read .*none.toml .No such file"),
         (str(tmp_path), "unknown study"),
     ]:

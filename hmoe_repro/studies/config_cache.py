@@ -79,11 +79,11 @@ def cached_configs(
     uses_files = _uses_files(study)
     if without_data or not uses_files:
         to_save = {"state": state, "data": uses_files, "configs": None, "reason": None}
-        if configs is None:
+        if configs is not None:
+            to_save["configs"] = [config.to_dict() for config in configs]
+        elif reason is not None:
             choices = reason.choices and list(reason.choices)
             to_save["reason"] = [reason.cause, reason.fix, choices, reason.setting]
-        else:
-            to_save["configs"] = [config.to_dict() for config in configs]
         with contextlib.suppress(HmoeError):  # a store that can only be read
             write_atomic(ensure_writable(path.parent) / path.name, json.dumps(to_save))
     return configs, reason

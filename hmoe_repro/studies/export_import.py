@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import IO, BinaryIO, NamedTuple, TypeGuard
 
 from ..core.errors import HmoeError, Place, plural, public
 from ..core.files import ensure_writable, expanded, plain_file, write_atomic
@@ -210,7 +210,7 @@ def _check_member(member: tarfile.TarInfo, names: set[str], archive: str):
     _refuse_large(f"{archive}: {member.name}", member.size)
 
 
-def _copy(source: BinaryIO, file: BinaryIO) -> str:
+def _copy(source: IO[bytes], file: BinaryIO) -> str:
     """Copy an open file into another one in pieces, and return the SHA-256 of its content."""
     digest = hashlib.sha256()
     piece = source.read(CHUNK)
@@ -234,7 +234,8 @@ def _copy_member(opened: tarfile.TarFile, member: tarfile.TarInfo, archive: str,
         HmoeError: if the content differs from the packed file.
     """
     digest = member.pax_headers.get(_DIGEST, "none")
-    if digest != _copy(opened.extractfile(member), file):
+    content = opened.extractfile(member)
+    if content is None or digest != _copy(content, file):
         raise HmoeError(
             f"{archive}: {member.name} is not what was packed (its SHA-256: {digest}).",
             fix="pass a file that this version's `hmoe pack` wrote, or copy it again.",
@@ -332,9 +333,9 @@ def _stage(path: Path, folder: Path, limit: int | None = None) -> list[_Staged]:
     return runs
 
 # %% ../../nbs/06_studies/14_export_import.ipynb #def-unpack
-def _is_complete(record: dict | None) -> bool:
+def _is_complete(record: dict | None) -> TypeGuard[dict]:
     """Return whether a record belongs to a complete run. None stands for no record."""
-    return bool(record) and record["status"] == "complete"
+    return record is not None and record["status"] == "complete"
 
 
 def _is_new(run: _Staged, record: dict | None) -> bool:

@@ -7,6 +7,7 @@ __all__ = ['run_fields', 'filter_runs', 'shard']
 
 # %% ../../nbs/06_studies/04_filters.ipynb #imports
 import re
+from collections.abc import Sequence
 
 from ..core.errors import HmoeError, check_choice
 from ..networks.search_space import parse_setting
@@ -55,7 +56,7 @@ def _distinct_texts(values: list) -> list[str]:
     return sorted(texts)
 
 
-def filter_runs(runs: list, settings: list[str]) -> list:
+def filter_runs(runs: list, settings: Sequence[str]) -> list:
     """Return the runs that agree with all settings. A run without a setting agrees with it.
 
     Args:

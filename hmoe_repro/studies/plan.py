@@ -146,7 +146,7 @@ class Plan(NamedTuple):
         """
         known = [study for study in self.studies if study.missing is not None]
         seconds = sum(sum(study.seconds) for study in known)
-        unmeasured = sum(study.missing - len(study.seconds) for study in known)
+        unmeasured = sum((study.missing or 0) - len(study.seconds) for study in known)
         lines = []
         if known and (seconds or not unmeasured):
             incomplete = unmeasured or len(known) < len(self.studies)

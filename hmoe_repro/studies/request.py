@@ -10,15 +10,34 @@ __all__ = ['EVERYTHING', 'requested_artefacts', 'is_study', 'requested_studies',
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..core.errors import check_choice
+from ..core.errors import HmoeError, check_choice, closest
 from .artefacts import ARTEFACTS, artefact_studies
 from .filters import filter_runs, shard
 from .studies import study_configs, with_settings
-from .study_file import PROFILES, STUDIES
+from .study_file import PROFILES, STUDIES, refuse_yaml
 from ..training.run_config import RunConfig
 from ..training.selection import RULES
 
 # %% ../../nbs/06_studies/07_request.ipynb #def-requested-artefacts
+def _check_name(name: str):
+    """`HmoeError` if a name in a request is no artefact, no study and no file of a study.
+
+    It suggests the most similar artefact or study.
+    """
+    if name in ARTEFACTS or is_study(name):
+        return
+    refuse_yaml(name)
+    similar = closest(name, [*ARTEFACTS, *STUDIES])
+    cause = f"unknown artefact or study {name!r}."
+    if similar:
+        cause += f" Did you mean {similar!r}?"
+    raise HmoeError(
+        cause,
+        fix="name an artefact, a study of the library or a study file that ends in .toml.",
+        choices=ARTEFACTS,
+    )
+
+
 def requested_artefacts(
     names: list[str] | None, profile: str, on_request: bool = False
 ) -> list[str]:
@@ -30,10 +49,12 @@ def requested_artefacts(
         on_request: whether to include the artefacts that are `optional` at the profile.
 
     Raises:
-        HmoeError: for an unknown profile.
+        HmoeError: for an unknown profile, or a name that is neither an artefact nor a study.
     """
     check_choice(profile, PROFILES, "profile")
     if names:
+        for name in names:
+            _check_name(name)
         return list(names)
     of_profile = [name for name, artefact in ARTEFACTS.items() if profile in artefact.profiles]
     if on_request:

@@ -216,13 +216,13 @@ class RunQueue:
     def on_done(self, config: RunConfig, outcome: Outcome):
         """Record the end of a run. `HmoeError` if the disk is full."""
         if outcome.status == "no room":
-            raise HmoeError(outcome.reason)
+            raise HmoeError(outcome.reason or "")
         if outcome.status == "failed":
-            outcome = settle_failure(config, self.store, outcome.reason)
+            outcome = settle_failure(config, self.store, outcome.reason or "")
         if outcome.status == "complete":
             self.complete.append(config)
         elif outcome.status == "failed" and self._speaks_for_its_kind(config):
-            outcome = outcome._replace(reason=outcome.reason + self.stop_kind(config))
+            outcome = outcome._replace(reason=(outcome.reason or "") + self.stop_kind(config))
         self.outcomes[config.run_id] = outcome
         self.on_event("done", config, outcome.status, outcome.reason)
 

@@ -9,6 +9,7 @@ __all__ = ['rank', 'search_configs', 'only_algorithms', 'split_into_tables', 'hp
 import itertools
 import json
 import math
+from collections.abc import Sequence
 
 import pandas as pd
 
@@ -142,7 +143,7 @@ def _with_settings_of_erm(config: RunConfig, cls) -> RunConfig:
     )
 
 # %% ../../nbs/06_studies/06_search.ipynb #def-only-algorithms
-def only_algorithms(configs, names: list[str], among=None) -> list[RunConfig]:
+def only_algorithms(configs, names: Sequence[str], among=None) -> list[RunConfig]:
     """Return the runs of some algorithms.
 
     Args:
@@ -188,8 +189,8 @@ def _run_table(records: list[dict]) -> pd.DataFrame:
     """
     fields = [run_fields(record["config"]) for record in records]
     table = pd.DataFrame(fields, columns=[*RunConfig.model_fields])
-    table["fields"] = fields
-    table["record"] = records
+    table["fields"] = pd.Series(fields, dtype=object)
+    table["record"] = pd.Series(records, dtype=object)
     table["held_out"] = ["+".join(sorted(domains)) for domains in table.test_domains]
     return table.assign(drawn_for=table.trial_seed.where(table.hparams_seed > 0, 0))
 
@@ -260,7 +261,8 @@ def _one_each(table: pd.DataFrame, rule: str = RULES[0]) -> pd.DataFrame:
     `HmoeError` as `_check_kind`.
     """
     _check_kind(table, rule)
-    full = table.evaluate.map(lambda policy: parse_evaluate_option(policy)[0] == "all").astype(bool)
+    policies = [parse_evaluate_option(text)[0] for text in table.evaluate]
+    full = pd.Series(policies, index=table.index, dtype=object) == "all"
     cell = ["algorithm", "held_out", "trial_seed", "hparams_seed"]
     return pd.concat([table[full], table[~full]]).drop_duplicates(cell)
 
@@ -397,13 +399,14 @@ def select_by_rule(
     table = _run_table(records)
     table = table[(table.held_out != "") & (table.hparams_seed < (n_hparams or math.inf))]
     draws = n_hparams or table.hparams_seed.max() + 1
-    complete = table.record.map(lambda record: record["status"] == "complete").astype(bool)
+    statuses = [record["status"] for record in table.record]
+    complete = pd.Series(statuses, index=table.index, dtype=object) == "complete"
     notes = []
-    for run in table[~complete].itertuples():
-        config = RunConfig.from_dict(run.record["config"])
+    for record in table.record[~complete]:
+        config = RunConfig.from_dict(record["config"])
         notes.append(
-            f"failed: {config}, draw {run.hparams_seed} (run {run.record['run_id']}): "
-            f"{run.record['reason']}"
+            f"failed: {config}, draw {config.hparams_seed} (run {record['run_id']}): "
+            f"{record['reason']}"
         )
     runs = _one_each(table[complete], rule)
     algorithms = sorted(table.algorithm.unique(), key=rank)

@@ -253,7 +253,7 @@ def study_configs(study) -> tuple[RunConfig, ...]:
     return _distinct_configs(read_study(study))
 
 
-study_configs.cache_clear = _configs_by_name.cache_clear
+study_configs.cache_clear = _configs_by_name.cache_clear  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def _has_data(study: Study, names: dict[str, str]) -> bool:
@@ -306,7 +306,7 @@ def runs_with_arrays(study) -> list[str]:
     if study.arrays == "none":
         return []
     configs = study_configs(study.name if study.name in STUDIES else study)
-    if study.arrays == "all":
+    if not isinstance(study.arrays, dict):  # all
         return [config.run_id for config in configs]
     names = check_study(study)
     algorithms = {names[text] for text in study.arrays.get("algorithms", names)}

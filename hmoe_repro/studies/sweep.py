@@ -86,6 +86,7 @@ class SweepOptions:
 
     def describe(self, configs: list[RunConfig]) -> str:
         """Return a line that counts all runs and the missing runs, and names the device."""
+        assert self.store is not None  # set by __post_init__
         missing = len(missing_runs(configs, self.store))
         return f"{len(configs)} runs, {missing} to train on {self.device}"
 
@@ -215,7 +216,7 @@ def _listeners(options: SweepOptions, num_runs: int):
 def _train(queue: RunQueue, options: SweepOptions):
     """Train the runs of a queue with the engine of the options."""
     settings = RunSettings(
-        folder=str(options.store.folder),
+        folder=str(queue.store.folder),
         device=options.device,
         data_dir=options.data_dir,
         config=CONFIG.to_json(),
@@ -260,6 +261,7 @@ def sweep(configs, options: SweepOptions | None = None, **changes) -> Outcomes:
         check_choice(name, [field.name for field in fields(SweepOptions)], "option of a sweep")
     options = replace(options, **changes) if options else SweepOptions(**changes)
     runs = _as_configs(configs)
+    assert options.store is not None  # set by __post_init__
     queue = RunQueue(runs, options.store, options.minutes, options.stop_kind_after_failure)
     refuse_unnamed_code(queue.waiting)
     with _listeners(options, len(queue.waiting)) as listeners:

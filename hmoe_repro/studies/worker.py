@@ -215,9 +215,11 @@ def lost_task_outcome(error: Exception) -> tuple[str, str]:
 
     The status is 'no room' if a full disk is the cause, else 'failed'.
     """
-    while getattr(error, "cause", None):
-        error = error.cause
-    if getattr(error, "errno", None) in DISK_FULL:
+    cause = getattr(error, "cause", None)
+    while cause:
+        error = cause
+        cause = getattr(error, "cause", None)
+    if isinstance(error, OSError) and error.errno in DISK_FULL:
         return "no room", str(system_error(error))
     reason = f"its Ray task was lost by {type(error).__name__}: {first_line(error)}. "
     return "failed", reason + "Fix: start again. The run resumes from its last checkpoint"

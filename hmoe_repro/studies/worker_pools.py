@@ -13,11 +13,13 @@ import socket
 import sys
 import warnings
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import resources
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from types import ModuleType
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from ..core.config import CONFIG
 from ..core.determinism import PORTABLE, THREADS, begin_process, process_variables
@@ -112,7 +114,7 @@ def train_in_pool(queue: RunQueue, pool):
 class Worker(NamedTuple):
     """Process that runs `serve_runs`, and the parent's end of its pipe."""
 
-    process: multiprocessing.Process
+    process: BaseProcess
     pipe: Connection
 
     def message(self) -> tuple:
@@ -164,7 +166,7 @@ def start_worker(settings: RunSettings, determinism: str) -> Worker:
     with _without_main():
         process.start()
     worker_end.close()
-    return Worker(process, own_end)
+    return Worker(process, cast("Connection", own_end))
 
 # %% ../../nbs/06_studies/12_worker_pools.ipynb #def-worker-pool
 class WorkerPool:
@@ -204,7 +206,8 @@ class WorkerPool:
         Args:
             seconds: longest time to wait, or None for no limit.
         """
-        for pipe in wait(list(self.busy), seconds):
+        ready = cast("list[Connection]", wait(list(self.busy), seconds))
+        for pipe in ready:
             worker, config = self.busy[pipe]
             kind, *details = worker.message()
             if kind == "done":
@@ -301,7 +304,7 @@ class _Task(NamedTuple):
     result: object
     config: RunConfig
     lock: contextlib.ExitStack
-    loggers: object
+    loggers: Callable  # function of (kind, detail)
 
 # %% ../../nbs/06_studies/12_worker_pools.ipynb #def-ray-pool
 class RayPool:

@@ -9,6 +9,7 @@ __all__ = ['take_apart', 'put_together', 'save_state', 'load_state']
 import json
 from collections import OrderedDict
 from pathlib import Path
+from typing import Any
 
 from ..core.errors import HmoeError, first_line
 from ..core.files import write_atomic
@@ -31,17 +32,16 @@ def _node_kind(state, location: str, level: int) -> str:
 
     kind = "tuple" if type(state) is torch.Size else _NODES.get(type(state))
     has_plain_keys = kind != "dict" or all(isinstance(key, _PLAIN) for key in state)
-    problem = ""
     if kind is None:
         problem = type(state).__name__
     elif level > _MAX_LEVELS or not has_plain_keys:
         problem = f"{kind} of other keys, or too deep,"
-    if problem:
-        raise HmoeError(
-            f"{location} is a {problem} which a checkpoint cannot hold.",
-            fix="keep tensors, numbers and texts in dictionaries, lists and tuples.",
-        )
-    return kind
+    else:
+        return kind
+    raise HmoeError(
+        f"{location} is a {problem} which a checkpoint cannot hold.",
+        fix="keep tensors, numbers and texts in dictionaries, lists and tuples.",
+    )
 
 
 def take_apart(state, tensors: dict, location: str = "state", level: int = 0):
@@ -85,7 +85,7 @@ def take_apart(state, tensors: dict, location: str = "state", level: int = 0):
     return {kind: children}
 
 # %% ../../nbs/05_training/05_checkpoint_io.ipynb #def-put-together
-def put_together(tree, tensors: dict, level: int = 0):
+def put_together(tree, tensors: dict, level: int = 0) -> Any:
     """Rebuild the state that `take_apart` converted, without importing or calling anything.
 
     Args:
@@ -139,7 +139,7 @@ def save_state(path: Path, state):
     write_atomic(path, sealed(copies, tree=tree))
 
 # %% ../../nbs/05_training/05_checkpoint_io.ipynb #def-load-state
-def load_state(path: Path):
+def load_state(path: Path) -> Any:
     """Read a state that `save_state` wrote.
 
     Raises:

@@ -65,7 +65,7 @@ class _Csv:
         for step, values in past:
             self.log(step, values)
 
-    def log(self, step: int, values: dict[str, float]):
+    def log(self, step: int | str, values: dict[str, float]):
         """Add the numbers of a checkpoint."""
         with open(self.path, "a", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
@@ -225,6 +225,8 @@ def _listener(name: str, folder: Path):
             if kind == "start":
                 past = [(point["step"], _checkpoint_numbers(point)) for point in detail]
                 logger = LOGGERS[name](config, folder, past)
+            elif logger is None:  # the run failed before it started
+                return
             elif kind == "checkpoint":
                 logger.log(detail["step"], _checkpoint_numbers(detail))
             else:

@@ -10,9 +10,11 @@ __all__ = ['SPECTRUM_IMAGES', 'NOISE', 'REQUESTED', 'trained_run', 'measure_clus
 import contextlib
 import json
 from dataclasses import replace
+from typing import cast
 
 import torch
 
+from ..algorithms.base import Algorithm
 from ..core.errors import HmoeError
 from ..data.kmeans_baseline import image_statistics, kmeans
 from ..data.precomputed import PrecomputedDataset
@@ -59,10 +61,12 @@ def measure_clusters(run: TrainedRun) -> tuple[dict, dict]:
     Returns:
         Scores for the record, and no arrays.
     """
-    network = _featurizer(run.algorithm.eval())
+    algorithm = cast("Algorithm", run.algorithm.eval())
+    network = _featurizer(algorithm)
+    assert network is not None  # `check_measure` refuses such an algorithm
     k = len(run.domains)
     statistics = {"statistics": image_statistics}
-    if run.algorithm.hparams.get("frozen_stages", 0) not in (0, 1):
+    if algorithm.hparams.get("frozen_stages", 0) not in (0, 1):
         with contextlib.suppress(HmoeError):  # a network that is not a chain of stages
             statistics["style"] = StyleStatistics(network.frozen, run.data.input_shape)
     run_with_images = run
@@ -291,7 +295,7 @@ def measure_run(trainer: Trainer) -> tuple[dict, dict[str, torch.Tensor]]:
     functions = {m.name: m.measure for m in declared_measurements(trainer.algorithm)}
     if run.measure in REQUESTED:
         functions[run.measure] = REQUESTED[run.measure]
-    scores = {"discovery": None}
+    scores: dict[str, dict | None] = {"discovery": None}
     arrays = {}
     for name, measure in functions.items():
         scores[name], new_arrays = _checked(name, measure(run))

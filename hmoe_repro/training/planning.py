@@ -190,7 +190,8 @@ def resolve(run: RunOptions, data_dir=None) -> RunConfig:
         HmoeError: for an invalid name, value or combination. It lists the valid choices.
     """
     if run.dataset == TOY:
-        return make_toy_config(run.steps, run.determinism, **run.hparams)
+        length = {} if run.steps is None else {"steps": run.steps}
+        return make_toy_config(determinism=run.determinism, **length, **run.hparams)
     run = _registered_names(run)
     check_options(run)
     data = _prepared_data(run, data_dir)
@@ -202,7 +203,7 @@ def resolve(run: RunOptions, data_dir=None) -> RunConfig:
         lists = cached_split_lists(register_splits(run.splits), data)
         run = run.replace(splits=lists.digest)
     steps, checkpoint_frequency = protocols.make_protocol(run).length(
-        data, hparams.get("batch_size"), DATASETS[run.dataset].checkpoint_frequency
+        data, hparams["batch_size"], DATASETS[run.dataset].checkpoint_frequency
     )
     algorithm = get_algorithm(run.algorithm)
     hparams = named_hparams(with_network(algorithm.HPARAMS, hparams["network"]), hparams)

@@ -19,7 +19,7 @@ from ..algorithms import domainbed_name
 from ..core.devices import on_device
 from ..core.errors import HmoeError, check_choice, plural
 from ..core.seeds import seed_hash
-from ..data.base import Domains, MultiDomainDataset
+from ..data.base import MultiDomainDataset
 from .run_config import GREEDY, RunOptions
 from .splits import SplitLists, find_splits
 
@@ -48,7 +48,7 @@ def split_indices(size: int, trial_seed: int, domain: int) -> tuple[np.ndarray, 
     return order[held_out:], order[:held_out]
 
 # %% ../../nbs/05_training/03_protocols.ipynb #def-make-splits
-def make_splits(dataset: Domains, trial_seed: int) -> dict[str, dict[str, torch.Tensor]]:
+def make_splits(dataset: MultiDomainDataset, trial_seed: int) -> dict[str, dict[str, torch.Tensor]]:
     """Divide every domain of a data set in two, as DomainBed does.
 
     Returns:
@@ -161,7 +161,7 @@ class Sampler:
         self.sizes = torch.tensor([len(split) for split in splits])
         self.generator = torch.Generator().manual_seed(seed)
 
-    def state(self):
+    def state(self) -> torch.Tensor | dict:
         """Return the state on which later batches depend."""
         return self.generator.get_state()
 
@@ -214,11 +214,12 @@ def request_batch(
     label_device = dataset.labels[domain_indices[0]].device
     if any(part.device != label_device for part in indices):  # moved in one copy
         sizes = [len(part) for part in indices]
-        indices = on_device(torch.cat(list(indices)), label_device).split(sizes)
-    if seeds is None:
-        seeds = [None] * len(indices)
+        indices = list(on_device(torch.cat(indices), label_device).split(sizes))
+    seeds_or_none: list[torch.Tensor | None] = [None] * len(indices)
+    if seeds is not None:
+        seeds_or_none = [*seeds]
     image_loaders = []  # each a function of the device that waits for the images
-    for domain_index, chosen, image_seeds in zip(domain_indices, indices, seeds):
+    for domain_index, chosen, image_seeds in zip(domain_indices, indices, seeds_or_none):
         image_loaders.append(dataset.request(domain_index, chosen, image_seeds))
 
     def wait_for_batch():
@@ -602,7 +603,7 @@ class EpochSampler(Sampler):
         self.updates_per_epoch = epoch_length(int(self.sizes.sum()), batch_size)
         self.drawn = 0  # number of batches so far
         self._epoch = -1  # of the order below
-        self._order = None
+        self._order = torch.empty(0, dtype=torch.long)
 
     def _generator(self, label: str, number: int) -> torch.Generator:
         """Return a generator for one purpose, seeded by the run, `label` and `number`."""
@@ -624,7 +625,7 @@ class EpochSampler(Sampler):
         generator = self._generator("images", self.drawn)
         return [torch.randint(2**31, (len(part),), generator=generator) for part in indices]
 
-    def state(self):
+    def state(self) -> dict:
         """Return the state on which later batches depend."""
         return {"drawn": self.drawn}
 

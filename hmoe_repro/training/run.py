@@ -15,13 +15,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path, PureWindowsPath
+from typing import TypeGuard
 
 from ..algorithms.from_file import explain_error, restore_algorithm
 from ..core.config import CONFIG
 from ..core.determinism import determinism_in_use, device_determinism, warn_of_determinism
 from ..core.devices import resolve_device, single_thread
 from ..core.environment import environment, library_hash, versions
-from ..core.errors import DISK_FULL, HmoeError, Place, public
+from ..core.errors import DISK_FULL, Device, HmoeError, Place, public
 from ..core.files import data_dir as default_data_dir
 from ..core.files import ensure_writable, repo_root, write_atomic
 from ..core.seals import sealed
@@ -112,7 +113,7 @@ def _set_aside(path: Path, run_id: str, why: str):
     )
 
 
-def _is_state(saved) -> bool:
+def _is_state(saved) -> TypeGuard[dict]:
     """Return whether a loaded tree has the entries that `_save_state` writes."""
     kinds = {"trainer": dict, "spent": float, "library": str, "run": str, "parts": list}
     if not isinstance(saved, dict):
@@ -127,7 +128,9 @@ def _is_state(saved) -> bool:
     return 0 <= saved["spent"] < math.inf
 
 
-def _read_state(path: Path, run_id: str, device="cpu", resume_anyway: bool = False) -> dict:
+def _read_state(
+    path: Path, run_id: str, device: Device = "cpu", resume_anyway: bool = False
+) -> dict:
     """Read the saved state of a run if this very version of the library wrote it.
 
     A state that is damaged or belongs to another run is set aside.
@@ -160,7 +163,7 @@ def _read_state(path: Path, run_id: str, device="cpu", resume_anyway: bool = Fal
         return nothing
     if saved["library"] != library_hash():
         return nothing
-    return saved | {"parts": with_current_part(saved["parts"], device, resume_anyway, path)}
+    return saved | {"parts": with_current_part(saved["parts"], device, resume_anyway, str(path))}
 
 
 def _save_state(path: Path, trainer_state: dict, spent: float, run_id: str, parts: list[dict]):
@@ -183,7 +186,7 @@ class _Session:
 
     config: RunConfig
     folder: Path  # folder of the run
-    device: object
+    device: Device
     data_dir: str | None
     notify: Callable  # function of (kind, detail)
     on_step: Callable | None  # function of (updates done, updates in all)
@@ -397,7 +400,7 @@ def _measured_so_far(folder: Path, run_id: str) -> dict:
 
 
 def failed_record(
-    config: RunConfig, folder: Path, reason: str, device="cpu", data_dir=None
+    config: RunConfig, folder: Path, reason: str, device: Device = "cpu", data_dir=None
 ) -> dict:
     """Return the record of a run that ended without a result, with its checkpoints so far.
 
@@ -484,9 +487,9 @@ def run(
     store = store or RunStore()
     device = resolve_device("cpu" if config.dataset == TOY else str(device))
     folder = ensure_writable(store.path(config.run_id))
-    warn_of_determinism(config.determinism, device)
+    warn_of_determinism(config.determinism, str(device))
     precise = device_determinism(config.precision, device)
-    with run_lock(folder) as owned, single_thread(), precise, undisturbed(device):
+    with run_lock(folder) as owned, single_thread(), precise, undisturbed(str(device)):
         if not owned:
             return None
         present = store.read(config.run_id)

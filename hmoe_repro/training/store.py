@@ -274,7 +274,7 @@ class RunStore:
     """
 
     @public(folder=Place | None)
-    def __init__(self, folder: Path | None = None):
+    def __init__(self, folder: Place | None = None):
         self.folder = Path(folder or runs_dir()).absolute()
 
     def path(self, run_id: str) -> Path:
@@ -300,6 +300,7 @@ class RunStore:
             return self.read(run_id)
         except HmoeError as error:
             warnings.warn(str(error), stacklevel=2)
+            return None
 
     def write(self, record: dict, lock_held: bool = False) -> dict:
         """Write a record, unless a complete one exists.
@@ -356,7 +357,7 @@ class RunStore:
                 f"{len(paths)} runs have an id that starts with {prefix!r} in {self.folder}.",
                 fix="`hmoe runs` lists the ids.",
             )
-        return self.read(paths[0].parent.name)
+        return read_record(paths[0])
 
     def discard_all(self, run_ids: list[str]):
         """Remove runs altogether, or none of them.
@@ -543,8 +544,14 @@ def _ended_runs(study: str, run_ids: list[str], store: RunStore, allow_failed: b
     Raises:
         HmoeError: if a run has no record or, unless allowed, failed.
     """
-    records = [store.read(run_id) for run_id in run_ids]
-    missing = [run_id for run_id, record in zip(run_ids, records) if record is None]
+    records = []
+    missing = []
+    for run_id in run_ids:
+        record = store.read(run_id)
+        if record is None:
+            missing.append(run_id)
+        else:
+            records.append(record)
     if missing:
         raise HmoeError(
             f"{len(missing)} of {len(run_ids)} runs of study {study!r} have no record yet "
