@@ -789,7 +789,7 @@ def _toy_frame(frame: pd.DataFrame, complete: pd.DataFrame, stored: dict) -> pd.
     """
     seeds = []
     for run in complete.itertuples():
-        seeds.append(toy_rows(run, stored[run.run_id]).assign(run_id=run.run_id))
+        seeds.append(toy_rows(run, stored[run.run_id]).assign(run_id=str(run.run_id)))
     frame = frame.merge(pd.concat(seeds), on="run_id")
     run_id = frame.run_id + frame.seed.astype(str)
     return frame.assign(mode="default", trial_seed=frame.seed, run_id=run_id)

@@ -251,7 +251,9 @@ def interval_note(seeds: int) -> str:
 
 # %% ../../nbs/07_analysis/05_statistics.ipynb #def-contrast
 @public(frame=Results, a=str | Sequence[str] | dict, b=str | Sequence[str] | dict)
-def contrast(frame: pd.DataFrame, a, b: str | tuple[str, str] | dict = "ERM", metric: str = "accuracy") -> pd.DataFrame:
+def contrast(
+    frame: pd.DataFrame, a, b: str | tuple[str, str] | dict = "ERM", metric: str = "accuracy"
+) -> pd.DataFrame:
     """Compare two rows at equal trial seed and test domain: `a` minus `b`.
 
     Args:
@@ -629,7 +631,9 @@ def _listed(rows: pd.DataFrame) -> str:
     texts = []
     for row in rows.sort_values("difference", key=abs, ascending=False).itertuples():
         location = "" if row.test_domain == "Average" else f" on {row.test_domain}"
-        texts.append(f"{row_name(str(row.algorithm), str(row.mode))}{location} {contrast_text(row)}")
+        texts.append(
+            f"{row_name(str(row.algorithm), str(row.mode))}{location} {contrast_text(row)}"
+        )
     listed = texts[:_MOST_LISTED]
     more = len(texts) - len(listed)
     if more:

@@ -154,7 +154,9 @@ def pool_images(config: RunConfig, data, folder, labels=None, classes: bool = Tr
     images = {
         "file": data.tree.flat,
         "part": part,
-        "class": pd.Categorical.from_codes(torch.cat(data.labels).numpy(), pd.Index(data.class_names)),
+        "class": pd.Categorical.from_codes(
+            torch.cat(data.labels).numpy(), pd.Index(data.class_names)
+        ),
         "domain": pd.Categorical(known, [*domain_names, UNKNOWN_DOMAIN]),
     }
     return pd.DataFrame(images)
@@ -416,7 +418,11 @@ def _default_names(chosen: dict, run_folder: Path | None) -> list[str]:
     grouping = chosen.get("grouping")
     if not saved_names or (saved is None) != (grouping is None):
         return chosen["names"]
-    if grouping is not None and saved is not None and not np.array_equal(saved.centres, grouping.centres):
+    if (
+        grouping is not None
+        and saved is not None
+        and not np.array_equal(saved.centres, grouping.centres)
+    ):
         return chosen["names"]
     return saved_names
 
