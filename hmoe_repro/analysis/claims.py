@@ -104,7 +104,7 @@ class Evidence:
         """The standard error behind the interval, NaN without degrees of freedom."""
         if math.isnan(self.freedom) or math.isinf(self.freedom):
             return math.nan
-        return (self.high - self.low) / 2 / stats.t.isf((1 - self.level) / 2, self.freedom)
+        return (self.high - self.low) / 2 / float(stats.t.isf((1 - self.level) / 2, self.freedom))
 
     @property
     def equivalence(self) -> tuple[float, float]:
@@ -114,7 +114,7 @@ class Evidence:
         """
         if math.isnan(self.freedom) or self.level != 0.95:
             return self.low, self.high
-        ratio = stats.t.isf(0.05, self.freedom) / stats.t.isf(0.025, self.freedom)
+        ratio = float(stats.t.isf(0.05, self.freedom) / stats.t.isf(0.025, self.freedom))
         low = self.value + ratio * (self.low - self.value)
         high = self.value + ratio * (self.high - self.value)
         return low, high
@@ -513,8 +513,8 @@ class ClaimResult:
             size = part.evidence.seeds or part.evidence.runs
             return part.origin.kind != PLANNED, -size
 
-        strongest = dict.fromkeys(part.benchmark for part in self.parts)
-        for benchmark in strongest:
+        strongest = {}
+        for benchmark in dict.fromkeys(part.benchmark for part in self.parts):
             parts = [part for part in self.parts if part.benchmark == benchmark]
             strongest[benchmark] = min(parts, key=order)
         return strongest
@@ -736,7 +736,7 @@ def nearest_domain(run, arrays: dict) -> str:
         arrays: its arrays.
     """
     similarity = gate_similarity(mean_gates(arrays, DATASETS[run.dataset].domain_names))
-    return similarity.iloc[-1, :-1].idxmax()
+    return str(similarity.iloc[-1, :-1].idxmax())
 
 
 def toy_rows(run, arrays: dict) -> pd.DataFrame:
@@ -789,7 +789,7 @@ def _toy_frame(frame: pd.DataFrame, complete: pd.DataFrame, stored: dict) -> pd.
     """
     seeds = []
     for run in complete.itertuples():
-        seeds.append(toy_rows(run, stored[run.run_id]).assign(run_id=run.run_id))
+        seeds.append(toy_rows(run, stored[run.run_id]).assign(run_id=str(run.run_id)))
     frame = frame.merge(pd.concat(seeds), on="run_id")
     run_id = frame.run_id + frame.seed.astype(str)
     return frame.assign(mode="default", trial_seed=frame.seed, run_id=run_id)
@@ -1163,8 +1163,9 @@ def _origin(studies, looked: bool, verdict: str) -> Origin:
         verdict: the verdict. LOOKED applies only to SUPPORTED and CONTRADICTED.
     """
     plans = [_plan_of(study) for study in studies]
-    if plans and all(plans):
-        return Origin(PLANNED, max(plan.date for plan in plans))
+    dates = [plan.date for plan in plans if plan]
+    if plans and len(dates) == len(plans):
+        return Origin(PLANNED, max(dates))
     if looked and verdict in (SUPPORTED, CONTRADICTED):
         return Origin(LOOKED)
     return Origin(RETROSPECTIVE)

@@ -461,7 +461,7 @@ def factor_scores(frame: pd.DataFrame, values: dict | None = None) -> pd.DataFra
     table = scored_runs(frame, required=True)
     numbers = values or {}
     parts = []
-    for column in table:
+    for column in table.columns:
         if not column.startswith("ari_"):
             continue
         factor = column.removeprefix("ari_")

@@ -199,7 +199,7 @@ def _mean_largest_load(runs: pd.DataFrame) -> float:
     for run in runs.itertuples():
         for layer in measurement(run, "expert_choices")["out"]["layers"]:
             loads.append(max(layer["load"]))
-    return 100 * np.mean(loads)
+    return float(100 * np.mean(loads))
 
 
 def choice_verdict(frame: pd.DataFrame) -> list[str]:

@@ -173,7 +173,7 @@ def _mode_rows(record: dict) -> list[dict]:
 def _run_columns(record: dict, study: str) -> dict:
     """Return the columns of a run, which its rows (one for each mode) have in common."""
     config = record["config"]
-    columns = {"study": study, "test_domain": ",".join(config["test_domains"])}
+    columns: dict[str, object] = {"study": study, "test_domain": ",".join(config["test_domains"])}
     for name in _FIELDS:
         columns[name] = record.get(name)
     for name, value in config.items():
@@ -390,7 +390,7 @@ def validation_cap(frame: pd.DataFrame) -> str:
     """
     policies = frame.evaluate.dropna().unique() if "evaluate" in frame else []
     caps = {parse_evaluate_option(policy)[1] for policy in policies}
-    numbers = sorted(caps - {None})
+    numbers = sorted(cap for cap in caps if cap is not None)
     if not numbers:
         return ""
     capped = " or ".join(f"{cap:,}" for cap in numbers)

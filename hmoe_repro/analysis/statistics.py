@@ -12,7 +12,7 @@ __all__ = ['SEEDS_FOR_MEANS', 'SEEDS_FOR_BOOTSTRAP', 'MAX_ROWS', 'select_rows', 
 # %% ../../nbs/07_analysis/05_statistics.ipynb #imports
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -251,7 +251,9 @@ def interval_note(seeds: int) -> str:
 
 # %% ../../nbs/07_analysis/05_statistics.ipynb #def-contrast
 @public(frame=Results, a=str | Sequence[str] | dict, b=str | Sequence[str] | dict)
-def contrast(frame: pd.DataFrame, a, b="ERM", metric: str = "accuracy") -> pd.DataFrame:
+def contrast(
+    frame: pd.DataFrame, a, b: str | tuple[str, str] | dict = "ERM", metric: str = "accuracy"
+) -> pd.DataFrame:
     """Compare two rows at equal trial seed and test domain: `a` minus `b`.
 
     Args:
@@ -527,7 +529,7 @@ def contrast_text(row) -> str:
     return f"{row.difference:+.1f} ({interval_words(row)})"
 
 
-def sentences(name: str):
+def sentences(name: str) -> Any:
     """Return the macros of a template. Each macro renders a sentence.
 
     The macros may call `plural`, `rate_text`, `row_name`, `interval_words`, `interval_text` and
@@ -550,7 +552,8 @@ def _noncentrality(freedom: float) -> float:
     """
     freedom = min(freedom, 1e6)
     limit = stats.t.isf(0.025, freedom)
-    return optimize.brentq(lambda shift: stats.nct.sf(limit, freedom, shift) - _POWER, 1, 2 * limit)
+    lack = lambda shift: stats.nct.sf(limit, freedom, shift) - _POWER
+    return optimize.brentq(lack, 1, 2 * limit)  # pyright: ignore[reportReturnType]
 
 
 def _contrasts_or_empty(rows: pd.DataFrame, baseline, without) -> pd.DataFrame:
@@ -628,7 +631,9 @@ def _listed(rows: pd.DataFrame) -> str:
     texts = []
     for row in rows.sort_values("difference", key=abs, ascending=False).itertuples():
         location = "" if row.test_domain == "Average" else f" on {row.test_domain}"
-        texts.append(f"{row_name(row.algorithm, row.mode)}{location} {contrast_text(row)}")
+        texts.append(
+            f"{row_name(str(row.algorithm), str(row.mode))}{location} {contrast_text(row)}"
+        )
     listed = texts[:_MOST_LISTED]
     more = len(texts) - len(listed)
     if more:
@@ -727,7 +732,7 @@ def correction_note(table: pd.DataFrame) -> str:
     number = plural(len(others), "row")
     if stated.empty:
         return f"after Holm's correction for the {number} of this table"
-    names = ", ".join(row_name(row.algorithm, row.mode) for row in stated.itertuples())
+    names = ", ".join(row_name(str(row.algorithm), str(row.mode)) for row in stated.itertuples())
     note = f"{names}, the contrast of the claim, uncorrected"
     if others.empty:
         return note

@@ -224,7 +224,7 @@ def frame_parts(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
         by.append("network")
     if not by:
         return {"": frame}
-    return {", ".join(name): part for name, part in frame.groupby(by)}
+    return {", ".join(map(str, name)): part for name, part in frame.groupby(by)}
 
 
 def _part_statistics(part: pd.DataFrame) -> pd.DataFrame:
@@ -571,7 +571,7 @@ def search_table(frame: pd.DataFrame, draws: int) -> pd.DataFrame:
     hparams = frame.drop_duplicates("run_id").set_index("run_id").filter(like="hparams.")
     hparams = hparams.loc[:, hparams.astype(str).nunique() > 1]
     table = choices[["mode", "run_id", "hparams_seed"]].set_axis(["mode", "run", "draw"], axis=1)
-    for name in hparams:
+    for name in hparams.columns:
         of_run = hparams[name].map("{:.3g}".format, na_action="ignore")
         table[name.removeprefix("hparams.")] = table.run.map(of_run)
     table["selected step"] = choices.step

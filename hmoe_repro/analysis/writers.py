@@ -55,7 +55,7 @@ def escape_page(text: str) -> str:
     return re.sub(r"(?<=www)\.|:(?=//)", as_entity, escape_markdown(text))
 
 # %% ../../nbs/07_analysis/03_writers.ipynb #def-number-as-text
-def number_as_text(value: float, decimals: int = 2) -> str:
+def number_as_text(value: float | np.floating, decimals: int = 2) -> str:
     """Format a rounded number. A missing number gives '–', and -0.00 becomes 0.00.
 
     >>> number_as_text(-0.001), number_as_text(51.239, decimals=1), number_as_text(np.nan)

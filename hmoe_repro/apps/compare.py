@@ -9,7 +9,7 @@ __all__ = ['STEPS', 'BATCH_SIZE', 'RESOLUTION', 'as_dataset', 'Comparison', 'com
 import io
 import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from html import escape
 from numbers import Integral
@@ -113,7 +113,7 @@ def _read(domain: str, dataset: Dataset) -> tuple[torch.Tensor, torch.Tensor]:
             shapes or change when they are read again.
     """
     where = f"the Dataset of domain {domain!r}"
-    count = len(dataset) if hasattr(dataset, "__len__") else 0
+    count = len(dataset) if isinstance(dataset, Sized) else 0
     if not count:
         raise HmoeError(
             f"{where} has no length, or no images.", fix="use a Dataset with len() and [i]."
@@ -355,7 +355,7 @@ def _config(algorithm: str, dataset: str, domain: str, seed: int, of_files: bool
     options = dict(options)
     if not options.get("network"):
         options["network"] = _network(algorithm, of_files)
-    hparams = {"batch_size": BATCH_SIZE}
+    hparams: dict[str, object] = {"batch_size": BATCH_SIZE}
     if of_files:
         hparams["source"] = "cache"
         options.setdefault("resolution", RESOLUTION)
@@ -382,7 +382,7 @@ def _as_list(values, kind: str, example) -> list:
     """
     fix = f"one {kind} or several, such as {list(example)}."
     single = isinstance(values, str) or not isinstance(values, Iterable)
-    as_list = [values] if single else list(values)
+    as_list: list = [values] if single else list(values)
     if not as_list or None in as_list:
         raise HmoeError(f"no {kind} to train with: {values!r}.", fix=fix)
     for value in as_list:
@@ -402,7 +402,7 @@ def _trial_seeds(seeds) -> list[int]:
     if not all(whole) or min(values) < 0:
         raise HmoeError(f"trial seeds are whole numbers from 0, got {seeds!r}.", fix="seeds=3.")
     if isinstance(seeds, Integral):
-        if not 0 < seeds <= MAX_TRIAL_SEEDS:
+        if not 0 < int(seeds) <= MAX_TRIAL_SEEDS:
             cause = f"no trial seed to train with, or more than {MAX_TRIAL_SEEDS:,}: {seeds!r}."
             raise HmoeError(cause, fix="seeds=3.")
         values = range(seeds)
@@ -599,8 +599,9 @@ def _records(configs: list[RunConfig], store: RunStore) -> list[dict]:
     Raises:
         HmoeError: if one does not exist.
     """
-    records = [store.read(config.run_id) for config in configs]
-    absent = records.count(None)
+    read = [store.read(config.run_id) for config in configs]
+    records = [record for record in read if record is not None]
+    absent = len(read) - len(records)
     if absent:
         cause = f"{plural(absent, 'run')} of {len(configs)} locked by another process, or stopped."
         raise HmoeError(cause, fix="call it again: finished runs are not trained again.")

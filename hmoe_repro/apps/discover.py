@@ -154,7 +154,9 @@ def pool_images(config: RunConfig, data, folder, labels=None, classes: bool = Tr
     images = {
         "file": data.tree.flat,
         "part": part,
-        "class": pd.Categorical.from_codes(torch.cat(data.labels), data.class_names),
+        "class": pd.Categorical.from_codes(
+            torch.cat(data.labels).numpy(), pd.Index(data.class_names)
+        ),
         "domain": pd.Categorical(known, [*domain_names, UNKNOWN_DOMAIN]),
     }
     return pd.DataFrame(images)
@@ -182,7 +184,7 @@ def apply_hmoe(config: RunConfig, data, store: RunStore, device="cpu", show=None
     batches = []
     for x in all_inputs(with_precomputed(data, algorithm), device, show):
         logits = algorithm.predict_modes(x)[algorithm.modes[0]]
-        code, gate = algorithm.codes(x)
+        code, gate = algorithm.codes(x)  # pyright: ignore[reportCallIssue]
         batches.append((logits.softmax(1), code, gate))
     outputs = []
     for parts in zip(*batches):
@@ -261,7 +263,7 @@ def _finding_fields(groupings: dict[str, dict], method: str) -> dict:
     return fields
 
 
-def _record_without_run(config: RunConfig, device: str) -> dict:
+def _record_without_run(config: RunConfig, device: str | torch.device) -> dict:
     """Make the record of a grouping for which nothing was trained."""
     return {
         "run_id": None,
@@ -306,7 +308,7 @@ def _named(codes: np.ndarray, names: list[str], group_names: list[str] | None) -
         group_names = _check_group_names(group_names, len(order))
         new = dict(zip(order, group_names))
         names = [new.get(k, f"{name} (empty)") for k, name in enumerate(names)]
-    return pd.Categorical.from_codes(codes, names)
+    return pd.Categorical.from_codes(codes, pd.Index(names))
 
 
 def _group_by_features(config: RunConfig, data, experts: int | None, show) -> dict:
@@ -381,8 +383,10 @@ def _train_beside(images, data, configs: list[RunConfig], store: RunStore, devic
         )
     names = [f"expert {k}" for k in range(gate.shape[1])]
     chosen = gate.argmax(1)
-    images["predicted"] = pd.Categorical.from_codes(probability.argmax(1), data.class_names)
-    images["expert"] = pd.Categorical.from_codes(chosen, names)
+    images["predicted"] = pd.Categorical.from_codes(
+        probability.argmax(1), pd.Index(data.class_names)
+    )
+    images["expert"] = pd.Categorical.from_codes(chosen, pd.Index(names))
     images["gate_value"] = gate.max(1)
     return {
         "codes": chosen,
@@ -403,7 +407,7 @@ def _of_colour(data, groups: int) -> pd.Categorical:
         statistics = np.concatenate([image_statistics(x) for x in pixels])
     codes = kmeans(statistics, groups) if groups > 1 else np.zeros(len(statistics), int)
     names = [f"colour group {k + 1}" for k in range(groups)]
-    return pd.Categorical.from_codes(codes, names)
+    return pd.Categorical.from_codes(codes, pd.Index(names))
 
 
 def _default_names(chosen: dict, run_folder: Path | None) -> list[str]:
@@ -414,7 +418,11 @@ def _default_names(chosen: dict, run_folder: Path | None) -> list[str]:
     grouping = chosen.get("grouping")
     if not saved_names or (saved is None) != (grouping is None):
         return chosen["names"]
-    if grouping is not None and not np.array_equal(saved.centres, grouping.centres):
+    if (
+        grouping is not None
+        and saved is not None
+        and not np.array_equal(saved.centres, grouping.centres)
+    ):
         return chosen["names"]
     return saved_names
 
@@ -545,6 +553,7 @@ def _hmoe_summary(findings: Findings) -> dict:
     """Summarise the experts of HMOE, on images that were not trained on."""
     from sklearn.metrics import adjusted_mutual_info_score
 
+    assert findings.gate is not None
     untrained = findings.images[findings.images.part != PART_TRAINED]
     scores = gate_scores(findings.gate[untrained.index])
     num_experts = findings.gate.shape[1]
@@ -561,6 +570,7 @@ def _hmoe_summary(findings: Findings) -> dict:
 
 def _chance_summary(findings: Findings) -> dict:
     """Return the row of the stability table for the number of groups by features."""
+    assert findings.ranking is not None
     row = findings.ranking.set_index("groups").loc[len(findings.centres)]
     return row[["without_groups", "weakest_group", "reliable"]].to_dict()
 

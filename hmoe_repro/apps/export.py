@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from .. import __version__
+from ..algorithms.base import Algorithm
 from ..analysis.writers import template
 from .feature_groups import save_groups
 from .predict import CONFIG_FILE, WEIGHTS_FILE, TrainedModel, join_outputs, load
@@ -73,6 +74,13 @@ class ImageClassifier(nn.Module):
         mode: of inference.
     """
 
+    algorithm: Algorithm
+    image_mean: torch.Tensor
+    image_std: torch.Tensor
+    means: torch.Tensor
+    components: torch.Tensor
+    centres: torch.Tensor
+
     def __init__(self, model: TrainedModel, mode: str):
         super().__init__()
         self.algorithm = copy.deepcopy(model.algorithm).cpu()
@@ -101,10 +109,11 @@ class ImageClassifier(nn.Module):
         x = (x - self.image_mean) / self.image_std
         outputs = {"probability": self.algorithm.predict_modes(x)[self.mode].softmax(1)}
         if hasattr(self.algorithm, "codes"):
-            _, gate = self.algorithm.codes(x)
+            _, gate = self.algorithm.codes(x)  # pyright: ignore[reportCallIssue]
             outputs["gate"] = gate
         if self.grouped:  # as `FeatureGroups.assign`
-            features = F.normalize(self.algorithm.model.featurizer(x), dim=1)
+            featurizer = self.algorithm.model.featurizer  # pyright: ignore[reportAttributeAccessIssue]
+            features = F.normalize(featurizer(x), dim=1)
             means = self.means[outputs["probability"].argmax(1)]
             points = (features - means) @ self.components.T
             outputs["group"] = (points[:, None] - self.centres).square().sum(-1).argmin(1)
@@ -239,7 +248,7 @@ def trace(model: TrainedModel, mode: str, dtype: torch.dtype) -> torch.export.Ex
         warnings.simplefilter("ignore")
         program = torch.export.export(classifier, (images,), dynamic_shapes=ANY_BATCH, strict=True)
     for part in program.graph_module.modules():
-        for node in part.graph.nodes:
+        for node in part.graph.nodes:  # pyright: ignore[reportGeneralTypeIssues, reportAttributeAccessIssue]
             node.meta.pop("stack_trace", None)
     return program
 
@@ -288,6 +297,7 @@ def _write_graph(program, path: Path, names: list[str], text: str):
             output_names=names,
             dynamic_shapes=ANY_BATCH,
         )
+    assert graph is not None  # with `dynamo=True`
     graph.model.metadata_props[CONFIG_FILE] = text
     graph.save(path)
 
@@ -310,7 +320,8 @@ def _run_graph(path: Path, images: torch.Tensor) -> dict[str, np.ndarray]:
         return {name: value.numpy() for name, value in outputs.items()}
     session = _onnxruntime().InferenceSession(path, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, session.run(names, {"images": images.numpy()})))
+    outputs = session.run(names, {"images": images.numpy()})
+    return {name: np.asarray(value) for name, value in zip(names, outputs)}
 
 
 def run_graph(path, images: torch.Tensor, trust_code: bool = False) -> dict[str, np.ndarray]:
@@ -512,8 +523,7 @@ def export_model(
         )
     if format == "onnx":
         _onnxruntime()
-    if is_graph:
-        expected = check_independent(model, mode)
+    expected = check_independent(model, mode) if is_graph else {}
     folder = expanded(folder or folder_name(model)).absolute()
     dtype = torch.uint8 if as_bytes else torch.float32
     file_name = FORMATS[format]

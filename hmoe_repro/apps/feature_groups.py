@@ -32,7 +32,8 @@ def _kmeans(points: np.ndarray, k: int, seed: int = 0):
     from threadpoolctl import threadpool_limits
 
     with threadpool_limits(1):
-        return KMeans(k, n_init=STARTS, random_state=seed).fit(points)
+        fit = KMeans(k, n_init=STARTS, random_state=seed)  # pyright: ignore[reportArgumentType]
+        return fit.fit(points)
 
 
 def _of_length_1(features) -> np.ndarray:
@@ -70,6 +71,7 @@ class FeatureGroups:
     def with_clusters(self, k: int, classes, features) -> "FeatureGroups":
         """Return this space with `k` groups of features (n, F) by k-means, the largest first."""
         fit = _kmeans(self.project(features, classes), k)
+        assert fit.labels_ is not None
         order = np.argsort(-np.bincount(fit.labels_, minlength=k), kind="stable")
         return FeatureGroups(self.means, self.components, fit.cluster_centers_[order])
 
@@ -99,7 +101,7 @@ def feature_space(features, classes, num_classes: int | None = None) -> FeatureG
     residual = x - means[classes]
     amount = min(COMPONENTS, x.shape[1], len(x) - 1)
     pca = PCA(amount, svd_solver="covariance_eigh").fit(residual)
-    return FeatureGroups(means, pca.components_, np.zeros((1, amount)))
+    return FeatureGroups(means, np.asarray(pca.components_), np.zeros((1, amount)))
 
 # %% ../../nbs/09_apps/02_feature_groups.ipynb #def-stability
 SURE, ABOVE = 0.85, 0.15  # least AMI of halves, and its least excess over data without groups
@@ -192,6 +194,7 @@ def stability_table(points: np.ndarray, most: int = 8) -> pd.DataFrame:
     for k in range(2, min(most, len(points) // 10) + 1):
         pairs = _halvings(points, k)
         groups = _kmeans(points, k).labels_
+        assert groups is not None
         confidence = pd.Series(_confidence(pairs, groups, k)).groupby(groups).mean()
         row = {
             "groups": k,
@@ -214,7 +217,8 @@ def number_of_groups(table: pd.DataFrame) -> int:
     """
     if table.reliable.any():
         return int(table.groups[table.reliable].max())
-    return int(table.groups[(table.stability - table.without_groups).idxmax()])
+    excess = table.stability - table.without_groups
+    return int(table.groups.loc[excess.idxmax()])
 
 # %% ../../nbs/09_apps/02_feature_groups.ipynb #def-keep
 def save_groups(

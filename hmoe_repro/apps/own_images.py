@@ -365,7 +365,8 @@ def register_pool(folder, test_domain: str | None = None, classes: bool = True) 
         """Build the data set for a trial seed."""
         return ImageDataset(split_pool(read_pool(folder, None, classes), trial_seed, test_domain))
 
-    load_dataset.cache_clear()  # the folder may have changed since it was last read
+    # the folder may have changed since it was last read
+    load_dataset.cache_clear()  # pyright: ignore[reportFunctionMemberAccess]
     return tree.name
 
 # %% ../../nbs/09_apps/01_own_images.ipynb #def-discover-spec

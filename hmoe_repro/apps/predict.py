@@ -17,6 +17,7 @@ import pandas as pd
 import torch
 from PIL import Image
 
+from ..algorithms.base import Algorithm
 from ..analysis.writers import csv_text
 from .feature_groups import FeatureGroups, read_groups
 from .own_images import image_files
@@ -56,7 +57,7 @@ class TrainedModel:
         grouping: the grouping by features, if `hmoe discover` made one.
     """
 
-    algorithm: torch.nn.Module = field(repr=False)
+    algorithm: Algorithm = field(repr=False)
     record: dict = field(repr=False)
     class_names: list[str]
     expert_names: list[str]
@@ -94,13 +95,15 @@ class TrainedModel:
             x = normalise(pictures)
         else:
             x = as_input(pictures.permute(0, 3, 1, 2))
-        observed = self.algorithm.model.featurizer if self.grouping else self.algorithm
+        observed: torch.nn.Module = self.algorithm
+        if self.grouping:
+            observed = self.algorithm.model.featurizer  # pyright: ignore[reportAttributeAccessIssue]
         features = []
         with observed.register_forward_hook(lambda part, inputs, output: features.append(output)):
             logits = self.algorithm.predict_modes(x)[mode or self.algorithm.modes[0]]
         outputs = {"probability": logits.softmax(1), "statistics": image_statistics(x)}
         if hasattr(self.algorithm, "codes"):
-            outputs["code"], outputs["gate"] = self.algorithm.codes(x)
+            outputs["code"], outputs["gate"] = self.algorithm.codes(x)  # pyright: ignore[reportCallIssue]
         outputs = {name: value.float().cpu().numpy() for name, value in outputs.items()}
         if self.grouping:
             classes = outputs["probability"].argmax(1)

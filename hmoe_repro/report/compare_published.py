@@ -174,7 +174,7 @@ def circumstances(fresh: pd.DataFrame, published: pd.DataFrame) -> str:
     The version of the library is named only if nothing else differs.
     """
     facts = ["determinism", "device_name"]
-    for column in fresh:
+    for column in fresh.columns:
         if column.startswith("environment.versions."):
             facts.append(column.removeprefix("environment."))
     parts = []

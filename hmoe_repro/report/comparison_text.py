@@ -42,7 +42,7 @@ def _changes(total: pd.DataFrame, cells: pd.DataFrame, claims: list[str]) -> lis
         claims: result of `changed_claims`.
     """
     changes = []
-    failed = total.failed.sum()
+    failed = int(total.failed.sum())
     if failed:
         changes.append(f"{plural(failed, 'run')} failed on one side only")
     beyond = cells.beyond.sum()

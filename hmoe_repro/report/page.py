@@ -115,7 +115,9 @@ def quoted_step(network: str, algorithm: str, images: float) -> tuple[float, flo
     return float(seconds[model] * relative_time * scale), float(memory[model] * scale)
 
 # %% ../../nbs/08_report/12_page.ipynb #def-quoted-cost
-def _quoted_steps(part: RunGrid) -> list[tuple[float, float]] | None:
+def _quoted_steps(
+    part: RunGrid,  # pyright: ignore[reportInvalidTypeForm]
+) -> list[tuple[float, float]] | None:
     """Return `quoted_step` for each test domain of an algorithm on a data set.
 
     Args:
@@ -138,10 +140,13 @@ def _quoted_steps(part: RunGrid) -> list[tuple[float, float]] | None:
         held_out = [1] * num_domains
     else:
         held_out = [len(domains) for domains in test_domains]
-    steps = [
-        quoted_step(network, algorithm, batch_size * (num_domains - number)) for number in held_out
-    ]
-    return None if None in steps else steps
+    steps = []
+    for number in held_out:
+        step = quoted_step(network, algorithm, batch_size * (num_domains - number))
+        if step is None:
+            return None
+        steps.append(step)
+    return steps
 
 
 @functools.cache
@@ -155,9 +160,9 @@ def quoted_cost(study: str) -> dict:
     Raises:
         HmoeError: for an unknown study.
     """
-    study = read_study(study)
-    cost = {"runs": count_runs(study), "timed": 0, "hours": 0.0, "memory": 0.0}
-    for block in study.runs:
+    planned = read_study(study)
+    cost = {"runs": count_runs(planned), "timed": 0, "hours": 0.0, "memory": 0.0}
+    for block in planned.runs:
         if not block.steps or (block.resolution or _PIXELS) != _PIXELS:
             continue
         datasets = [dataset for dataset in block.datasets if dataset in KNOWN]
@@ -168,7 +173,7 @@ def quoted_cost(study: str) -> dict:
                 continue
             seconds = [seconds_of_step for seconds_of_step, _ in steps]
             memory = [memory_of_step for _, memory_of_step in steps]
-            runs = count_runs(replace(study, runs=(part,)))
+            runs = count_runs(replace(planned, runs=(part,)))
             cost["timed"] += runs
             cost["hours"] += runs * part.steps * sum(seconds) / len(seconds) / 3600
             cost["memory"] = max(cost["memory"], max(memory))
@@ -515,7 +520,7 @@ class _Results(PageOutput):
         """Answer the page's own claim from the records, at the head of the page."""
         from IPython.display import Markdown
 
-        claims = ARTEFACTS[self.name].claims if self.name in ARTEFACTS else ()
+        claims = list(ARTEFACTS[self.name].claims) if self.name in ARTEFACTS else []
         self.own = page_answer(claims, self.profile, self.studies, store)
         if self.own is None:
             return
@@ -649,12 +654,12 @@ class _Statements(_Results):
             rule: the selection rule in words. Default: `rule_of`.
             also: further results, in addition to the page's.
         """
-        lines = [line for line in lines if line]
+        written = [line for line in lines if line]
         if self.own:
-            lines[:0] = [Line(answer.text) for answer in (self.own, *self.others)]
+            written[:0] = [Line(answer.text) for answer in (self.own, *self.others)]
         if self.absent:
-            lines.append(not_run_line(self.absent))
-        self.conclude(lines)
+            written.append(not_run_line(self.absent))
+        self.conclude(written)
         frame = self.frame
         if len(also):
             frame = pd.concat([frame, also], ignore_index=True)
@@ -667,7 +672,7 @@ class _Statements(_Results):
             store=self.store,
             selection_rule=rule,
             extra_studies=list(dict.fromkeys([*self.studies, *frame.study])),
-            verdict=lines,
+            verdict=written,
             claim=claim_facts(self.own),
         )
         if self.studies:
@@ -739,7 +744,9 @@ class Page(_Statements):
             frame = self.frame
         if block is None:
             block = lambda table: table
-        table = published.comparison(frame, *baselines) if len(frame) else []
+        if not len(frame):
+            return
+        table = published.comparison(frame, *baselines)
         if not len(table):
             return
         title = f"Differences in points to {' and '.join(baselines)}, 95 % CI"
@@ -778,7 +785,7 @@ class Page(_Statements):
         text = f"{markdown_table(block, decimals)}\n\nSource: {source}."
         self.show(folded(title, text))
 
-    def against(self, *baselines: str, frame=None, numbers=None) -> list[str]:
+    def against(self, *baselines: str, frame=None, numbers=None) -> list[Line]:
         """Return `verdict_lines` against each of the baselines, or none if nothing was run.
 
         Args:

@@ -11,7 +11,7 @@ __all__ = ['STATUS', 'SELECTION_RULE', 'DMG_RULE', 'TOY_RULE', 'output_folder', 
 import functools
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -91,7 +91,7 @@ def data_status(frame: pd.DataFrame) -> str:
     return "reduced"
 
 # %% ../../nbs/08_report/01_provenance.ipynb #def-protocol-note
-def protocol_note(profile: str, frame: pd.DataFrame = ()) -> str:
+def protocol_note(profile: str, frame: pd.DataFrame | tuple = ()) -> str:
     """Return a sentence that compares a profile with the paper's protocol.
 
     Args:
@@ -117,7 +117,7 @@ def _users_of_values(trained: pd.DataFrame) -> dict[tuple, dict]:
     in_use = {}
     for algorithm, part in trained.groupby("algorithm"):
         resolution = max(values_of(part, "resolution"), default=28)
-        declared = get_algorithm(algorithm).HPARAMS
+        declared = get_algorithm(str(algorithm)).HPARAMS
         defaults = merge_hparams(declared, {}, int(resolution))
         omitted = omitted_defaults(declared)
         part = part.fillna({f"hparams.{name}": default for name, default in omitted.items()})
@@ -154,7 +154,7 @@ def changed_settings(frame: pd.DataFrame) -> list[str]:
     return texts
 
 # %% ../../nbs/08_report/01_provenance.ipynb #def-caption
-def _few(values: list, form=str) -> str:
+def _few(values: list, form: Callable[[object], str] = str) -> str:
     """Format sorted values for a caption, at most two of them.
 
     Args:
@@ -200,7 +200,7 @@ def initial_weights(frame: pd.DataFrame) -> str:
             numbers = part["hparams.frozen_stages"].dropna()
             frozen = {str(number).removesuffix(".0") for number in numbers if number}
         stages = f", {_few(sorted(frozen))} stages frozen" if frozen else ""
-        texts.append(f"{_weights_in_words(name)}{stages}")
+        texts.append(f"{_weights_in_words(str(name))}{stages}")
     return " and ".join(texts)
 
 
@@ -209,7 +209,7 @@ def _seeds(frame: pd.DataFrame) -> str:
     setting = ["algorithm", "network", "dataset", "test_domain"]
     has_draws = "hparams_seed" in frame and frame.hparams_seed.any()
     if not has_draws:  # else each seed has its own hyper-parameters
-        setting += [column for column in frame if column.startswith("hparams.")]
+        setting += [column for column in frame.columns if column.startswith("hparams.")]
     keys = [frame[column].astype(str) for column in setting if column in frame]
     counts = frame.trial_seed.groupby(keys, dropna=False).nunique()
     seeds = plural(counts.max(), "seed")
@@ -344,7 +344,7 @@ def _environments(frame: pd.DataFrame) -> dict:
     Nested facts, such as versions of packages, are returned as a nested dictionary.
     """
     merged = {}
-    for column in sorted(name for name in frame if name.startswith("environment.")):
+    for column in sorted(name for name in frame.columns if name.startswith("environment.")):
         *outer, fact = column.split(".")[1:]
         values = values_of(frame, column)
         if values:

@@ -62,6 +62,7 @@ def reproduce(
     say(f"runs done after {time.monotonic() - started:.0f} s")
     for run_id, reason in outcomes.ended("failed").items():
         say(f"failed: run {run_id}: {reason}")
+    assert options.store is not None
     records = write_beside_runs(studies, options.store)
     frames = {}
     for study in studies:

@@ -129,7 +129,7 @@ def absent_notes(
     """
     try:
         study = read_study(study)
-        configs = _narrowed(study_configs(study), algorithms, dataset, settings)
+        configs = _narrowed(list(study_configs(study)), algorithms, dataset, settings)
     except HmoeError as error:
         return [f"not checked for missing runs: {error.cause}"]
     present = {record["run_id"] for record in records}

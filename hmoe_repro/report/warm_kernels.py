@@ -157,7 +157,9 @@ def warm_kernels(*modules: str, environment: Mapping[str, str] | None = None):
     if sys.platform != "linux":
         yield None
         return
-    script = importlib.util.find_spec("hmoe_repro.report.warm_kernels").origin
+    spec = importlib.util.find_spec("hmoe_repro.report.warm_kernels")
+    assert spec is not None
+    script = spec.origin
     with tempfile.TemporaryDirectory(prefix="hmoe-", dir="/tmp") as folder:  # a short path
         path = f"{folder}/socket"
         kernel_file = Path(folder, "kernels", "python3", "kernel.json")
