@@ -304,7 +304,7 @@ def load_body(body: nn.Module, state: dict, info: Architecture, input_shape, nam
     return fit_weights(body, state, heads, repairs, name)
 
 # %% ../../nbs/03_networks/06_backbones.ipynb #def-make-backbone
-FREEZE_BN = {"auto": None, "yes": True, "no": False}
+FREEZE_BN: dict[str, bool | None] = {"auto": None, "yes": True, "no": False}
 
 
 def make_backbone(

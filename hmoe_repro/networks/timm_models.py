@@ -190,10 +190,11 @@ def num_features_of(name: str, input_shape: tuple, drop_path: float = 0.0) -> in
         size = " x ".join(map(str, image_size))
         config = pretrained.import_timm().get_pretrained_cfg(name)
         assert config is not None
+        trained = config.input_size[1]
         fitting = _fitting_sides(body, image_size)
         raise HmoeError(
             f"timm's {name} gives no features of images of {size} pixels ({first_line(error)}).",
-            fix=f"{fitting}images of {config.input_size[1]} pixels, drop_path 0, or another network; "
+            fix=f"{fitting}images of {trained} pixels, drop_path 0, or another network; "
             "those for video and for detection are no classifiers of images.",
         ) from None
 
@@ -446,11 +447,7 @@ class FrozenStages(FrozenPart):
 
 
 def freeze_stages(
-    body: TimmNetwork,
-    stages: int | Literal["all"],
-    rescale: nn.Module,
-    input_shape,
-    name: str,
+    body: TimmNetwork, stages: int | Literal["all"], rescale: nn.Module, input_shape, name: str
 ) -> tuple[FrozenStages, nn.Module]:
     """Split a timm network into its frozen first stages and the trained rest.
 
