@@ -10,6 +10,7 @@ __all__ = ['BACKBONES', 'SMALL_TRANSFORMERS', 'LARGE', 'IN_TIMM', 'TRANSFORMERS'
 # %% ../../nbs/03_networks/06_backbones.ipynb #imports
 import functools
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import nn
@@ -67,7 +68,9 @@ TRANSFORMERS = PrefixDict.fromkeys([*_TRANSFORMERS, f"timm:{IN_TIMM}"])
 def strict_sides(body: nn.Module) -> tuple | None:
     """Return the only image size (height, width) of a transformer, or None if it takes any."""
     embed = getattr(body, "patch_embed", None)
-    return embed.img_size if getattr(embed, "strict_img_size", False) else None
+    if embed is None or not getattr(embed, "strict_img_size", False):
+        return None
+    return embed.img_size
 
 
 class ImageBackbone(Backbone):
@@ -159,9 +162,9 @@ def _adapt_positions(given, wanted, grid, others: int):
     is_square = patches >= 1 and round(patches**0.5) ** 2 == patches
     if not is_square or given.shape[2] != wanted.shape[2]:
         return given
-    return import_timm().layers.resample_abs_pos_embed(
-        given, new_size=list(grid), num_prefix_tokens=others
-    )
+    layers = import_timm().layers
+    resample = layers.resample_abs_pos_embed  # pyright: ignore[reportPrivateImportUsage]
+    return resample(given, new_size=list(grid), num_prefix_tokens=others)
 
 # %% ../../nbs/03_networks/06_backbones.ipynb #def-architecture-of
 @functools.lru_cache
@@ -175,13 +178,14 @@ def _architecture_in_timm(name: str) -> Architecture:
         body = import_timm().create_model(name, num_classes=0)
     embed = getattr(body, "patch_embed", None)
     plain = isinstance(getattr(embed, "proj", None), nn.Conv2d) and hasattr(body, "blocks")
-    if not plain or getattr(embed, "backbone", None) is not None:
+    if embed is None or not plain or getattr(embed, "backbone", None) is not None:
         raise HmoeError(
             f"timm's {name} is no vision transformer that cuts images into patches.",
             fix="use a vision transformer, such as timm:vit_small_patch16_224.",
         )
     patch = max(embed.patch_size)
-    return Architecture(name, body.num_features, smallest=patch, patch=patch)
+    num_features = cast(int, body.num_features)
+    return Architecture(name, num_features, smallest=patch, patch=patch)
 
 
 def architecture_of(name: str) -> Architecture:
@@ -300,7 +304,7 @@ def load_body(body: nn.Module, state: dict, info: Architecture, input_shape, nam
     return fit_weights(body, state, heads, repairs, name)
 
 # %% ../../nbs/03_networks/06_backbones.ipynb #def-make-backbone
-FREEZE_BN = {"auto": None, "yes": True, "no": False}
+FREEZE_BN: dict[str, bool | None] = {"auto": None, "yes": True, "no": False}
 
 
 def make_backbone(
@@ -334,10 +338,14 @@ def make_backbone(
     if state is not None:
         loaded = load_body(body, state, info, input_shape, name)
     if name == "alexnet":
-        body.classifier[0].p = dropout
-        body.classifier[3].p = dropout
+        for position in (0, 3):
+            layer = body.get_submodule(f"classifier.{position}")
+            assert isinstance(layer, nn.Dropout)
+            layer.p = dropout
         dropout = 0.0
-    freeze_bn = FREEZE_BN.get(freeze_bn, freeze_bn)
+    if isinstance(freeze_bn, str):
+        check_choice(freeze_bn, FREEZE_BN, "freeze_bn")
+        freeze_bn = FREEZE_BN[freeze_bn]
     if freeze_bn is None:
         freeze_bn = state is not None
     return ImageBackbone(body, info.num_features, freeze_bn, dropout, loaded)

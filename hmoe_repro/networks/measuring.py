@@ -187,7 +187,7 @@ class Measurement:
 
     name: str
     measure: Callable[[TrainedRun], tuple[dict, dict[str, torch.Tensor]]]
-    applies: Callable[[torch.nn.Module], bool] = _always
+    applies: Callable[[torch.nn.Module], object] = _always  # tested for truth
     keeps_weights: bool = False
 
 

@@ -38,6 +38,10 @@ class Backbone(nn.Module):
 
     precision = "float32"
 
+    def features(self, x) -> torch.Tensor:
+        """Return the features of x."""
+        raise NotImplementedError
+
     def forward(self, x):
         """Return the features of x as float32."""
         if self.precision in ("float32", "tf32"):
@@ -145,6 +149,7 @@ def _affine(x, a, b, other=None, scale=None):
         values = buffers[0, :size].copy_(rows[part])
         torch.addcmul(b[part], values, a[part], out=values)
         if other is not None:
+            assert scale is not None
             others = buffers[1, :size].copy_(_as_rows(other)[part])
             values.addcmul_(others, scale[part, None])
         target[part] = values
@@ -171,7 +176,7 @@ class Bf16GroupNorm(torch.autograd.Function):
         return _affine(x, a.view(n, c), b.view(n, c))
 
     @staticmethod
-    def backward(ctx, dy):
+    def backward(ctx, dy):  # pyright: ignore[reportIncompatibleMethodOverride]
         """Return the gradients of x, weight and bias for the gradient dy (N, C, H, W) of y."""
         x, weight, mean, rstd = ctx.saved_tensors
         n, c, h, w = x.shape
@@ -203,7 +208,7 @@ class GroupNorm(nn.GroupNorm):
     bitwise identical to `nn.GroupNorm`.
     """
 
-    def forward(self, x):
+    def forward(self, x):  # pyright: ignore[reportIncompatibleMethodOverride]
         """Return the normalised maps (N, C, H, W)."""
         narrow = (
             x.dtype is torch.bfloat16

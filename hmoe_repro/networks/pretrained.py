@@ -18,6 +18,7 @@ import re
 import socket
 import urllib.request
 from pathlib import Path
+from typing import TypeGuard
 from urllib.parse import urlsplit
 
 import torch
@@ -123,7 +124,7 @@ def _unwrapped(content):
     return content
 
 
-def _is_state_dict(content) -> bool:
+def _is_state_dict(content) -> TypeGuard[dict[str, torch.Tensor]]:
     """Return whether `content` is a non-empty dictionary of names and dense tensors."""
     if not isinstance(content, dict) or not content:
         return False
@@ -176,7 +177,8 @@ def name_of_weights(state: dict[str, torch.Tensor]) -> str:
     digest = hashlib.sha256()
     for name, value in sorted(state.items()):
         digest.update(repr((name, str(value.dtype), tuple(value.shape))).encode())
-        digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy())
+        values = value.contiguous().reshape(-1).view(torch.uint8).numpy()
+        digest.update(values)  # pyright: ignore[reportArgumentType]
     return f"file-{digest.hexdigest()[:12]}"
 
 # %% ../../nbs/03_networks/05_pretrained.ipynb #def-kept-path

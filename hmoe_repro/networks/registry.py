@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['NETWORKS', 'ENCODERS', 'make_classifier', 'Network', 'check_timm', 'list_networks', 'usual_weights',
-           'network_hparams', 'network_options', 'make_featurizer', 'image_defaults', 'make_encoder']
+           'network_hparams', 'network_options', 'Featurizer', 'make_featurizer', 'image_defaults', 'make_encoder']
 
 # %% ../../nbs/03_networks/09_registry.ipynb #imports
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import nn
@@ -175,7 +176,13 @@ def network_options(hparams: dict) -> dict:
     return options
 
 
-def make_featurizer(network: str, input_shape, weights=None, **options) -> nn.Module:
+class Featurizer(nn.Module):
+    """Type of the featurizers that `make_featurizer` builds: (B, C, H, W) -> (B, num_features)."""
+
+    num_features: int
+
+
+def make_featurizer(network: str, input_shape, weights=None, **options) -> Featurizer:
     """Build a featurizer by name: images (B, C, H, W) -> features (B, num_features).
 
     Args:
@@ -192,7 +199,7 @@ def make_featurizer(network: str, input_shape, weights=None, **options) -> nn.Mo
     if "weights" in entry.HPARAMS:
         weights = usual_weights(network, weights)
     body = entry.build(network, input_shape, weights=weights, **options)
-    return body.to(memory_format=torch.channels_last)
+    return cast(Featurizer, body.to(memory_format=torch.channels_last))
 
 # %% ../../nbs/03_networks/09_registry.ipynb #def-image-defaults
 def image_defaults(network: str) -> dict:

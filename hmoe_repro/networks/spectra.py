@@ -9,6 +9,7 @@ __all__ = ['BANDS', 'log_amplitudes', 'patch_grid', 'depth_modules', 'as_map', '
 # %% ../../nbs/03_networks/11_spectra.ipynb #imports
 import contextlib
 from functools import partial
+from typing import cast
 
 import torch
 from torch import nn
@@ -44,7 +45,8 @@ def log_amplitudes(maps: torch.Tensor) -> torch.Tensor:
 # %% ../../nbs/03_networks/11_spectra.ipynb #def-depth-modules
 def patch_grid(body: nn.Module) -> tuple[int, int, int]:
     """Return (rows, columns, number of tokens before the patches) of a vision transformer."""
-    rows, columns = body.patch_embed.grid_size
+    grid = cast(nn.Module, body.patch_embed).grid_size
+    rows, columns = cast(tuple[int, int], grid)
     return int(rows), int(columns), int(getattr(body, "num_prefix_tokens", 1))
 
 
@@ -56,7 +58,7 @@ def depth_modules(network: nn.Module) -> dict[str, nn.Module]:
     """
     body = getattr(network, "body", network)
     if hasattr(body, "patch_embed") and hasattr(body, "blocks"):
-        return {f"block {i}": block for i, block in enumerate(body.blocks)}
+        return {f"block {i}": block for i, block in enumerate(cast(nn.Sequential, body.blocks))}
     if hasattr(body, "layer4"):
         blocks = {}
         for stage in ("layer1", "layer2", "layer3", "layer4"):
