@@ -7,7 +7,7 @@ __all__ = ['run_parameters', 'train_command', 'new_algorithm_command']
 
 # %% ../../nbs/11_cli/04_train.ipynb #imports
 import inspect
-from typing import get_type_hints
+from typing import Annotated, get_type_hints
 
 from hmoe_repro.cli.options import (
     DataDirOption,
@@ -47,7 +47,7 @@ def run_parameters() -> list[inspect.Parameter]:
                 name,
                 inspect.Parameter.KEYWORD_ONLY,
                 default=inspect.Parameter.empty if required else field.default,
-                annotation=option(kinds[name], field.description, flag),
+                annotation=Annotated[kinds[name], option(field.description or "", flag)],
             )
         )
     return parameters
@@ -55,10 +55,12 @@ def run_parameters() -> list[inspect.Parameter]:
 # %% ../../nbs/11_cli/04_train.ipynb #def-train
 def train_command(
     *,
-    n_hparams: option(int, "Train N hyper-parameter trials, select one.", min=1, max=10_000) = None,
+    n_hparams: Annotated[
+        int | None, option("Train N hyper-parameter trials, select one.", min=1, max=10_000)
+    ] = None,
     set_: SettingsOption = None,
     skip_unreadable: SkipUnreadableOption = False,
-    workers: option(int, "Processes that decode image files.", min=0, max=256) = 0,
+    workers: Annotated[int, option("Processes that decode image files.", min=0, max=256)] = 0,
     device: DeviceOption = "auto",
     data_dir: DataDirOption = None,
     domainbed: DomainBedOption = None,
@@ -109,8 +111,8 @@ train_command.__signature__ = inspect.Signature([*run_parameters(), *_own_parame
 
 # %% ../../nbs/11_cli/04_train.ipynb #def-new-algorithm-command
 def new_algorithm_command(
-    name: argument(str, "Name of the class, such as MyLoss."),
-    output: option(str, "The file to write; default: NAME.py.") = None,
+    name: Annotated[str, argument("Name of the class, such as MyLoss.")],
+    output: Annotated[str | None, option("The file to write; default: NAME.py.")] = None,
 ):
     """Write a working template of your algorithm.
 
