@@ -99,7 +99,8 @@ def gaussian_kernels(z: torch.Tensor, widths=WIDTHS) -> torch.Tensor:
     """
     squares = z.square().sum(1)
     distances = (torch.addmm(squares, z, z.T, alpha=-2) + squares[:, None]).clamp_min(1e-30)
-    return sum(torch.exp(-g * distances) for g in widths)
+    kernels = (torch.exp(-g * distances) for g in widths)
+    return sum(kernels, start=torch.zeros_like(distances))
 
 # %% ../../nbs/04_algorithms/07_alignment.ipynb #def-mmd
 @register("MMD", paper="Li et al., 2018", needs_domain_labels=True, family="alignment")
@@ -181,6 +182,7 @@ class DANN(ERM):
 
     def steps(self, minibatches):
         """Make the steps of `schedule`, and return the losses of the last one."""
+        losses = {}
         for parameters in self.schedule():
             losses = self.loss(minibatches)
             tools.step_on(self.optimizer, losses["loss"], parameters)
@@ -263,6 +265,7 @@ class MTL(ERM):
     # version 1 made a joint pass with live batch norm and drew noise from the global generator
     version = 2
     HPARAMS = ERM.HPARAMS | declared_hparams("MTL")
+    summaries: torch.Tensor
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
         super().__init__(input_shape, num_classes, num_domains, hparams)

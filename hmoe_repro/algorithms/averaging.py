@@ -9,6 +9,7 @@ __all__ = ['inner_hparams_of', 'Averaging', 'wrapped', 'SMA', 'EoA', 'Valley', '
 # %% ../../nbs/04_algorithms/10_averaging.ipynb #imports
 import copy
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ from . import tools
 from .base import ERM, Algorithm, concatenate, register
 from .hparams import with_network
 from ..core.errors import HmoeError
-from ..networks.search_space import declared_hparams
+from ..networks.search_space import HParam, declared_hparams
 
 # %% ../../nbs/04_algorithms/10_averaging.ipynb #def-inner-state
 def inner_hparams_of(cls: type[Algorithm], hparams: dict) -> dict:
@@ -36,8 +37,8 @@ class Averaging(Algorithm):
     hyper-parameters in `EXTRA_HPARAMS`.
     """
 
-    base = ERM
-    EXTRA_HPARAMS = {}
+    base: type[Algorithm] = ERM
+    EXTRA_HPARAMS: dict[str, HParam] = {}
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
         super().__init__(input_shape, num_classes, num_domains, hparams)
@@ -62,8 +63,9 @@ class Averaging(Algorithm):
 
     def on_epoch(self, epoch: int):
         """Call `on_epoch` of `current`, if it has this method, after `epoch` epochs."""
-        if hasattr(self.current, "on_epoch"):
-            self.current.on_epoch(epoch)
+        on_epoch = getattr(self.current, "on_epoch", None)
+        if on_epoch is not None:
+            on_epoch(epoch)
 
     def average(self):
         """Update the average with the weights of `current`."""
@@ -148,14 +150,14 @@ class EoA(Algorithm):
     """
 
     HPARAMS = SMA.HPARAMS | declared_hparams("EoA")
+    members: Iterable[SMA]
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
         super().__init__(input_shape, num_classes, num_domains, hparams)
         number = self.hparams["num_models"]
         inner_hparams = inner_hparams_of(SMA, self.hparams)
-        self.members = nn.ModuleList(
-            SMA(input_shape, num_classes, num_domains, inner_hparams) for _ in range(number)
-        )
+        members = [SMA(input_shape, num_classes, num_domains, inner_hparams) for _ in range(number)]
+        self.members = nn.ModuleList(members)  # pyright: ignore[reportAttributeAccessIssue]
 
     def update(self, minibatches, unlabeled=None):
         """Update all members, and return their mean loss."""
@@ -281,7 +283,8 @@ class WeightMean:
         """Add `tensors` to the mean with `weight`."""
         self.count += weight
         if self.tensors:
-            torch._foreach_lerp_(self.tensors, list(tensors), weight / self.count)
+            share = weight / self.count
+            torch._foreach_lerp_(self.tensors, list(tensors), share)  # pyright: ignore[reportPrivateImportUsage]
         else:
             self.tensors = [t.detach().clone() for t in tensors]
 
@@ -479,6 +482,7 @@ class ERMPlusPlus(SMA):
         Args:
             validation: for each training domain, an iterable of validation batches (x, y).
         """
+        assert isinstance(self.current, WarmStart)
         if self.current.warm():
             return
         self.result.eval()
@@ -491,5 +495,6 @@ class ERMPlusPlus(SMA):
             self.worse += 1
         if self.worse > 1:
             self.worse = 0
+            assert self.current.optimizer is not None  # its updates have built it
             for group in self.current.optimizer.param_groups:
                 group["lr"] *= 0.1

@@ -82,10 +82,12 @@ def phase_hparams(algorithm: Algorithm) -> dict:
 
 def _train(algorithm: Algorithm, trial: Trial, seeds) -> dict:
     """Make an update and a checkpoint for each seed, and return the last losses."""
+    losses = {}
+    on_checkpoint = getattr(algorithm, "on_checkpoint", None)
     for seed in seeds:
         losses = algorithm.update(trial.batches(seed))
-        if hasattr(algorithm, "on_checkpoint"):
-            algorithm.on_checkpoint([batch] for batch in trial.batches(100 + seed))
+        if on_checkpoint is not None:
+            on_checkpoint([batch] for batch in trial.batches(100 + seed))
     return losses
 
 
@@ -221,7 +223,7 @@ def small_network(cls: type[Algorithm]) -> str:
     """
     shared_default = SHARED_HPARAMS["network"].default
     own_default = cls.HPARAMS["network"].default
-    return "small_cnn" if own_default == shared_default else own_default
+    return "small_cnn" if own_default == shared_default else str(own_default)
 
 # %% ../../nbs/04_algorithms/04_conformance.ipynb #def-check-algorithm
 @undisturbed()

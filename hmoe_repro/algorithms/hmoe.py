@@ -8,6 +8,7 @@ __all__ = ['CODES', 'PANEL', 'TEST_PANEL', 'DISCOVERY', 'MODEL_HPARAMS', 'build_
 
 # %% ../../nbs/04_algorithms/05_hmoe.ipynb #imports
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import nn
@@ -18,6 +19,7 @@ from ..core.errors import HmoeError
 from ..method import clustering
 from ..method.gating import log_gate_values
 from ..method.hmoe import HMOE, HMOE_MODES, total_loss
+from ..networks.encoders import ImageD2V
 from ..networks.measuring import Measurement, TrainedRun, for_disk
 from ..networks.registry import make_encoder
 from ..networks.search_space import declared_hparams
@@ -41,7 +43,7 @@ def _make_encoder(input_shape, h: dict) -> nn.Module:
     if name == "image":
         options = {"norm": h["d2v_norm"], "block": h["d2v_block"]}
     encoder = make_encoder(name, input_shape, dim=h["embedding_dim"], **options)
-    if name == "image":
+    if isinstance(encoder, ImageD2V):
         with torch.no_grad():
             for parameter in encoder.layers[-1].parameters():
                 parameter.mul_(h["d2v_scale"])
@@ -90,7 +92,7 @@ def collect_codes(
     Returns:
         name -> tensor: `code` (N, D), `gate` (N, K), and `domain`, `class` and factors (N,).
     """
-    algorithm = run.algorithm.eval()
+    algorithm = cast("DomainExperts", run.algorithm).eval()
 
     def compute(x):
         code, gate = algorithm.codes(x)
@@ -155,7 +157,8 @@ def measure_codes(run: TrainedRun) -> tuple[dict, dict[str, torch.Tensor]]:
         are codes of both splits of the training domains (`_in`, `_out`) and of the test domains
         (`_test`), the experts' embeddings (K, D), and a panel of images.
     """
-    embeddings = run.algorithm.model.embeddings.detach().cpu()
+    algorithm = cast("DomainExperts", run.algorithm)
+    embeddings = algorithm.model.embeddings.detach().cpu()
     scores = _discovery_scores(run, embeddings)
     parts = {
         "in": collect_codes(run, run.domains, "in"),

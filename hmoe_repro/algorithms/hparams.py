@@ -26,10 +26,11 @@ def with_network(declared: dict[str, HParam], network: str | None = None) -> dic
     """
     if "network" not in declared:
         return declared
-    networks = NETWORKS
-    if network is not None:
-        networks = [check_choice(network, NETWORKS, "network")]
-    return declared | network_hparams(networks) | declared
+    if network is None:
+        of_networks = network_hparams()
+    else:
+        of_networks = NETWORKS[check_choice(network, NETWORKS, "network")].HPARAMS
+    return declared | of_networks | declared
 
 # %% ../../nbs/04_algorithms/01_hparams.ipynb #def-merge-hparams
 def _default(declared: HParam, resolution: int, dataset: str | None, domainbed_compat: bool):

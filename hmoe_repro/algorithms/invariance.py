@@ -116,6 +116,7 @@ class Fishr(tools.AnnealedPenalty, ERM):
 
     HPARAMS = ERM.HPARAMS | declared_hparams("Fishr")
     penalty_before = 0.0
+    variances: torch.Tensor
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
         super().__init__(input_shape, num_classes, num_domains, hparams)

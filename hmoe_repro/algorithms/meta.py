@@ -66,22 +66,23 @@ class MLDG(ERM):
         domain_sizes(minibatches)
         h = self.hparams
         M = len(minibatches)
-        parameters = list(self.parameters())
+        parameters: list[torch.Tensor] = list(self.parameters())
         start = [p.detach().clone() for p in parameters]
         total = [torch.zeros_like(p) for p in parameters]
         losses = []  # meta-train and meta-test losses in turn
         for i, j in self.pairs(M):
             loss_i, G_i = self.weighted_gradients(minibatches[i], 1.0)
-            torch._foreach_add_(total, G_i, alpha=1 / M)
+            torch._foreach_add_(total, G_i, alpha=1 / M)  # pyright: ignore[reportPrivateImportUsage]
             first_adam_step(parameters, G_i, h["lr"], h["weight_decay"])
 
             loss_j, G_j = self.weighted_gradients(minibatches[j], h["mldg_beta"])
-            torch._foreach_add_(total, G_j, alpha=1 / M)
+            torch._foreach_add_(total, G_j, alpha=1 / M)  # pyright: ignore[reportPrivateImportUsage]
             losses += [loss_i, loss_j]
             with torch.no_grad():
-                torch._foreach_copy_(parameters, start)
+                torch._foreach_copy_(parameters, start)  # pyright: ignore[reportPrivateImportUsage]
         for p, g in zip(parameters, total):
             p.grad = g
+        assert self.optimizer is not None  # `update` builds it before the steps
         self.optimizer.step()
         return {
             "loss": torch.stack(losses).sum() / M,
@@ -100,7 +101,7 @@ def context_network(channels: int, width: int = 64) -> nn.Sequential:
     for in_channels in (channels, width):
         layers += [nn.Conv2d(in_channels, width, 5, padding=2), nn.BatchNorm2d(width), nn.ReLU()]
     network = nn.Sequential(*layers, nn.Conv2d(width, 1, 5, padding=2))
-    return network.to(memory_format=torch.channels_last)
+    return network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
 
 # %% ../../nbs/04_algorithms/09_meta.ipynb #def-arm
 @register("ARM", paper="Zhang et al., 2021", needs_domain_labels=True, family="meta")
@@ -181,7 +182,8 @@ class Fish(ERM):
             loss = F.cross_entropy(self.predict(x), y)
             step_on(self.optimizer, loss, self.parameters())
             losses.append(loss)
-        torch._foreach_lerp_(state, start, 1 - self.hparams["meta_lr"])
+        back = 1 - self.hparams["meta_lr"]
+        torch._foreach_lerp_(state, start, back)  # pyright: ignore[reportPrivateImportUsage]
         return {"loss": torch.stack(losses).mean()}
 
 # %% ../../nbs/04_algorithms/09_meta.ipynb #def-inner-steps
@@ -238,7 +240,8 @@ class MetaReg(ERM):
 
     def penalty(self, theta) -> torch.Tensor:
         """Compute R_phi of a classifier's parameters `theta`, a scalar."""
-        return sum((phi * p.abs()).sum() for phi, p in zip(self.phi, theta))
+        terms = [(phi * p.abs()).sum() for phi, p in zip(self.phi, theta)]
+        return sum(terms, start=torch.zeros_like(terms[0]))
 
     def base_steps(self, minibatches):
         """Make a step on psi and on the domain's head, for each domain with images."""
@@ -278,7 +281,8 @@ class MetaReg(ERM):
         )
         slopes = torch.autograd.grad(loss(beta, b), list(self.phi))
         with torch.no_grad():
-            torch._foreach_add_(list(self.phi), slopes, alpha=-self.hparams["meta_lr"])
+            phi: list[torch.Tensor] = list(self.phi)
+            torch._foreach_add_(phi, slopes, alpha=-self.hparams["meta_lr"])  # pyright: ignore[reportPrivateImportUsage]
 
     def steps(self, minibatches):
         """Learn the penalty, or after `meta_fraction` of the updates train the new network."""

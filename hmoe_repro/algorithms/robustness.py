@@ -67,6 +67,7 @@ class GroupDRO(ERM):
 
     version = 2  # version 1 made a joint pass even if batch norm was live
     HPARAMS = ERM.HPARAMS | declared_hparams("GroupDRO")
+    q: torch.Tensor
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
         super().__init__(input_shape, num_classes, num_domains, hparams)

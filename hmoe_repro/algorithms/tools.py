@@ -10,12 +10,16 @@ __all__ = ['domain_sizes', 'by_domain', 'domain_means', 'domain_losses', 'domain
 # %% ../../nbs/04_algorithms/02_tools.ipynb #imports
 import copy
 import math
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from ..core.errors import HmoeError
+
+if TYPE_CHECKING:  # these import this module
+    from hmoe_repro.algorithms.base import ERM, Algorithm
 
 # %% ../../nbs/04_algorithms/02_tools.ipynb #def-domain-sizes
 def domain_sizes(minibatches, at_least: int = 1) -> list[int]:
@@ -127,8 +131,11 @@ class AnnealedPenalty:
         penalty_before: the weight before T_a.
     """
 
-    penalty_hparams = ("lambda", "penalty_anneal_iters")
+    penalty_hparams: tuple[str, ...] = ("lambda", "penalty_anneal_iters")
     penalty_before = 1.0
+    hparams: dict  # these three are attributes of `Algorithm`
+    update_count: int
+    optimizer: torch.optim.Optimizer | None
 
     @property
     def penalty_weight(self) -> float:
@@ -145,10 +152,11 @@ class AnnealedPenalty:
         """Make one update, with a new optimiser at a jump."""
         if self.update_count and self.update_count in self.jumps():
             self.optimizer = None  # the next line makes a new one
-        return super().update(minibatches, unlabeled)
+        # of `Algorithm`, the next class in the order of bases
+        return super().update(minibatches, unlabeled)  # pyright: ignore[reportAttributeAccessIssue]
 
 # %% ../../nbs/04_algorithms/02_tools.ipynb #def-refusals
-def linear_classifier(algorithm, claim: str):
+def linear_classifier(algorithm: "Algorithm", claim: str):
     """Raise an error if the classifier of an algorithm has hidden layers.
 
     Args:
@@ -164,7 +172,7 @@ def linear_classifier(algorithm, claim: str):
         )
 
 
-def trained_featurizer(algorithm, claim: str):
+def trained_featurizer(algorithm: "ERM", claim: str):
     """Raise an error if the whole featurizer of an algorithm is frozen.
 
     Args:
@@ -206,10 +214,15 @@ def update_average(stored: torch.Tensor, value: torch.Tensor, keep: float) -> to
 @torch.no_grad()
 def average_into(target: nn.Module, source: nn.Module, weight: float):
     """Move all parameters of `target` by weight * (source - target), in place."""
-    torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), weight)
+    targets: list[torch.Tensor] = list(target.parameters())
+    sources: list[torch.Tensor] = list(source.parameters())
+    torch._foreach_lerp_(targets, sources, weight)  # pyright: ignore[reportPrivateImportUsage]
 
 # %% ../../nbs/04_algorithms/02_tools.ipynb #def-frozen-copy
-def frozen_copy(model: nn.Module) -> nn.Module:
+_Model = TypeVar("_Model", bound=nn.Module)
+
+
+def frozen_copy(model: _Model) -> _Model:
     """Return a copy of `model` whose parameters require no gradient.
 
     An algorithm that keeps the copy as `self.x` must list 'x' in `fixed`.
@@ -255,21 +268,23 @@ def match_layouts(value):
         held = (value,)
     for optimizer in held:
         if isinstance(optimizer, torch.optim.Optimizer) and not hasattr(optimizer, "layout_hook"):
-            optimizer.layout_hook = optimizer.register_step_pre_hook(_match_layouts)
+            hook = optimizer.register_step_pre_hook(_match_layouts)
+            optimizer.layout_hook = hook  # pyright: ignore[reportAttributeAccessIssue]
     return value
 
 # %% ../../nbs/04_algorithms/02_tools.ipynb #def-step-on
-def step_on(optimizer: torch.optim.Optimizer, loss: torch.Tensor, parameters):
+def step_on(optimizer: torch.optim.Optimizer | None, loss: torch.Tensor, parameters):
     """Make a step of `optimizer` on `loss` that updates only `parameters`.
 
     All other parameters keep their value, their moments and their step count.
     """
+    assert optimizer is not None  # `Algorithm.update` builds it before the steps
     optimizer.zero_grad(set_to_none=True)
     loss.backward(inputs=list(parameters))
     optimizer.step()
 
 # %% ../../nbs/04_algorithms/02_tools.ipynb #def-sgd
-def sgd(algorithm: nn.Module) -> torch.optim.SGD:
+def sgd(algorithm: "Algorithm") -> torch.optim.SGD:
     """Build SGD over all parameters, with the algorithm's `lr`, `momentum` and `weight_decay`."""
     names = ("lr", "momentum", "weight_decay")
     options = {name: algorithm.hparams[name] for name in names}
