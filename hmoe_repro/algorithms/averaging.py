@@ -7,6 +7,8 @@ __all__ = ['inner_hparams_of', 'Averaging', 'wrapped', 'SMA', 'EoA', 'Valley', '
            'validation_loss', 'SWAD', 'WarmStart', 'ERMPlusPlus']
 
 # %% ../../nbs/04_algorithms/10_averaging.ipynb #imports
+# torch._foreach_lerp_ and the like have no public name
+# pyright: reportPrivateImportUsage=false
 import copy
 import math
 from collections.abc import Iterable
@@ -283,8 +285,7 @@ class WeightMean:
         """Add `tensors` to the mean with `weight`."""
         self.count += weight
         if self.tensors:
-            share = weight / self.count
-            torch._foreach_lerp_(self.tensors, list(tensors), share)  # pyright: ignore[reportPrivateImportUsage]
+            torch._foreach_lerp_(self.tensors, list(tensors), weight / self.count)
         else:
             self.tensors = [t.detach().clone() for t in tensors]
 

@@ -6,6 +6,8 @@
 __all__ = ['first_adam_step', 'MLDG', 'context_network', 'ARM', 'Fish', 'inner_steps', 'present_domains', 'MetaReg']
 
 # %% ../../nbs/04_algorithms/09_meta.ipynb #imports
+# torch._foreach_lerp_ and the like have no public name
+# pyright: reportPrivateImportUsage=false
 from itertools import cycle
 
 import torch
@@ -72,14 +74,14 @@ class MLDG(ERM):
         losses = []  # meta-train and meta-test losses in turn
         for i, j in self.pairs(M):
             loss_i, G_i = self.weighted_gradients(minibatches[i], 1.0)
-            torch._foreach_add_(total, G_i, alpha=1 / M)  # pyright: ignore[reportPrivateImportUsage]
+            torch._foreach_add_(total, G_i, alpha=1 / M)
             first_adam_step(parameters, G_i, h["lr"], h["weight_decay"])
 
             loss_j, G_j = self.weighted_gradients(minibatches[j], h["mldg_beta"])
-            torch._foreach_add_(total, G_j, alpha=1 / M)  # pyright: ignore[reportPrivateImportUsage]
+            torch._foreach_add_(total, G_j, alpha=1 / M)
             losses += [loss_i, loss_j]
             with torch.no_grad():
-                torch._foreach_copy_(parameters, start)  # pyright: ignore[reportPrivateImportUsage]
+                torch._foreach_copy_(parameters, start)
         for p, g in zip(parameters, total):
             p.grad = g
         assert self.optimizer is not None  # `update` builds it before the steps
@@ -182,8 +184,7 @@ class Fish(ERM):
             loss = F.cross_entropy(self.predict(x), y)
             step_on(self.optimizer, loss, self.parameters())
             losses.append(loss)
-        back = 1 - self.hparams["meta_lr"]
-        torch._foreach_lerp_(state, start, back)  # pyright: ignore[reportPrivateImportUsage]
+        torch._foreach_lerp_(state, start, 1 - self.hparams["meta_lr"])
         return {"loss": torch.stack(losses).mean()}
 
 # %% ../../nbs/04_algorithms/09_meta.ipynb #def-inner-steps
@@ -282,7 +283,7 @@ class MetaReg(ERM):
         slopes = torch.autograd.grad(loss(beta, b), list(self.phi))
         with torch.no_grad():
             phi: list[torch.Tensor] = list(self.phi)
-            torch._foreach_add_(phi, slopes, alpha=-self.hparams["meta_lr"])  # pyright: ignore[reportPrivateImportUsage]
+            torch._foreach_add_(phi, slopes, alpha=-self.hparams["meta_lr"])
 
     def steps(self, minibatches):
         """Learn the penalty, or after `meta_fraction` of the updates train the new network."""

@@ -8,18 +8,17 @@ __all__ = ['domain_sizes', 'by_domain', 'domain_means', 'domain_losses', 'domain
            'average_into', 'frozen_copy', 'match_layouts', 'step_on', 'sgd', 'to_floats']
 
 # %% ../../nbs/04_algorithms/02_tools.ipynb #imports
+# torch._foreach_lerp_ and the like have no public name
+# pyright: reportPrivateImportUsage=false
 import copy
 import math
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from ..core.errors import HmoeError
-
-if TYPE_CHECKING:  # these import this module
-    from hmoe_repro.algorithms.base import ERM, Algorithm
 
 # %% ../../nbs/04_algorithms/02_tools.ipynb #def-domain-sizes
 def domain_sizes(minibatches, at_least: int = 1) -> list[int]:
@@ -156,7 +155,7 @@ class AnnealedPenalty:
         return super().update(minibatches, unlabeled)  # pyright: ignore[reportAttributeAccessIssue]
 
 # %% ../../nbs/04_algorithms/02_tools.ipynb #def-refusals
-def linear_classifier(algorithm: "Algorithm", claim: str):
+def linear_classifier(algorithm, claim: str):
     """Raise an error if the classifier of an algorithm has hidden layers.
 
     Args:
@@ -172,7 +171,7 @@ def linear_classifier(algorithm: "Algorithm", claim: str):
         )
 
 
-def trained_featurizer(algorithm: "ERM", claim: str):
+def trained_featurizer(algorithm, claim: str):
     """Raise an error if the whole featurizer of an algorithm is frozen.
 
     Args:
@@ -216,7 +215,7 @@ def average_into(target: nn.Module, source: nn.Module, weight: float):
     """Move all parameters of `target` by weight * (source - target), in place."""
     targets: list[torch.Tensor] = list(target.parameters())
     sources: list[torch.Tensor] = list(source.parameters())
-    torch._foreach_lerp_(targets, sources, weight)  # pyright: ignore[reportPrivateImportUsage]
+    torch._foreach_lerp_(targets, sources, weight)
 
 # %% ../../nbs/04_algorithms/02_tools.ipynb #def-frozen-copy
 _Model = TypeVar("_Model", bound=nn.Module)
@@ -284,7 +283,7 @@ def step_on(optimizer: torch.optim.Optimizer | None, loss: torch.Tensor, paramet
     optimizer.step()
 
 # %% ../../nbs/04_algorithms/02_tools.ipynb #def-sgd
-def sgd(algorithm: "Algorithm") -> torch.optim.SGD:
+def sgd(algorithm) -> torch.optim.SGD:
     """Build SGD over all parameters, with the algorithm's `lr`, `momentum` and `weight_decay`."""
     names = ("lr", "momentum", "weight_decay")
     options = {name: algorithm.hparams[name] for name in names}
