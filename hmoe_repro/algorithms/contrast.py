@@ -7,6 +7,7 @@ __all__ = ['TERMS', 'TEMPERATURE', 'SD', 'partners', 'SelfReg', 'inverse_hessian
            'remix_pairs', 'ADRMX']
 
 # %% ../../nbs/04_algorithms/17_contrast.ipynb #imports
+# torch._foreach_add_ and the like have no public name
 # pyright: reportPrivateImportUsage=false
 import copy
 
