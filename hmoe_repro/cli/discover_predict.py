@@ -15,7 +15,7 @@ from . import options
 from .options import argument, option, path_from_here, print_frame, print_written
 from ..core.errors import plural, printable
 
-# %% ../../nbs/11_cli/07_discover_predict.ipynb #def-discover
+# %% ../../nbs/11_cli/07_discover_predict.ipynb #def-write-findings
 def _print_skipped(unreadable: list[tuple[str, str]]):
     """Print the skipped images and the reasons on standard error."""
     for file, why in unreadable:
@@ -49,7 +49,7 @@ def _write_findings(findings, folder, output: str) -> str:
     _print_skipped(findings.unreadable)
     return table_file
 
-
+# %% ../../nbs/11_cli/07_discover_predict.ipynb #def-discover
 def discover_command(
     folder: Annotated[str, argument("Holds <class>/<image>, <domain>/<class>/<image>, or images.")],
     output: Annotated[

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Annotated
 from . import options
 from .options import argument, option, print_table, print_written, say
 
-if TYPE_CHECKING:
+# %% ../../nbs/11_cli/03_plan_sweep.ipynb #def-request
+if TYPE_CHECKING:  # at run time the import takes a second
     from hmoe_repro.studies.request import Selection
 
-# %% ../../nbs/11_cli/03_plan_sweep.ipynb #def-request
+
 @dataclass
 class Request:
     """Studies and a selection among their runs, as the flags of a command request them."""
