@@ -215,7 +215,7 @@ FormatsOption = Annotated[
 # %% ../../nbs/11_cli/01_options.ipynb #def-panels
 _PANELS = {  # title -> options, by the names of their parameters
     "What is trained": "algorithm dataset test_domains trial_seed restart network resolution set_ "
-    "hparams_seed n_hparams seed_as domainbed_compat",
+    "hparams_seed n_hparams seed_as domainbed_compat config dry_run",
     "Which runs": "profile everything part rule where study fresh",
     "Grouping": "labels no_classes method experts names test_domain",
     "Training": "steps epochs checkpoint_frequency sampler protocol splits precision determinism "
