@@ -119,7 +119,7 @@ def test_links_to_the_outside_are_refused(link, folder):
                 ("sub/link", {"type": kind, "linkname": up + link}),
             ),
             folder,
-            "Fix: fetch it again, or from another source",
+            "Fix: download it again, or from another source",
         )
 
 
@@ -153,7 +153,7 @@ def test_an_archive_cut_anywhere_leaves_nothing(suffix, folder, tmp_path):
     whole = packed(tmp_path / "made", tmp_path / f"whole{suffix}").read_bytes()
     for at in [0, 1, 20, *range(30, len(whole) - 10, max(1, len(whole) // 12))]:
         (folder / "x").write_bytes(whole[:at])
-        refused(folder / "x", folder, "Fix: fetch it again, or from another source")
+        refused(folder / "x", folder, "Fix: download it again, or from another source")
 
 
 def test_changed_bytes_are_noticed(folder, tmp_path):

@@ -381,15 +381,15 @@ def test_alexnet_works_from_63_pixels_and_not_below():
 )
 def test_weights_that_do_not_fit_are_refused_by_name(resnet_file, tmp_path, change, says):
     torch.save(change(resnet_file[0].state_dict()), tmp_path / "w.pth")
-    with pytest.raises(HmoeError, match=f"not those of resnet18.*{says}"):
+    with pytest.raises(HmoeError, match=f"do not fit resnet18.*{says}"):
         make_backbone("resnet18", (3, 32, 32), tmp_path / "w.pth")
 
 
 def test_weights_of_another_network_are_refused(resnet_file, deit_file, tmp_path):
-    with pytest.raises(HmoeError, match="not those of resnet50 .missing.*another shape"):
+    with pytest.raises(HmoeError, match="do not fit resnet50 .missing.*another shape"):
         make_backbone("resnet50", (3, 32, 32), resnet_file[1])
     with pytest.raises(
-        HmoeError, match="not those of deit_tiny .missing cls_token.*unexpected conv1.weight"
+        HmoeError, match="do not fit deit_tiny .missing cls_token.*unexpected conv1.weight"
     ):
         make_backbone("deit_tiny", (3, 32, 32), resnet_file[1])
     with pytest.raises(HmoeError, match="another shape: cls_token"):
@@ -405,7 +405,7 @@ def test_weights_of_another_network_are_refused(resnet_file, deit_file, tmp_path
 
 def test_a_large_network_must_be_told_its_weights():
     with pytest.raises(
-        HmoeError, match="none are named. Fix: weights random, IMAGENET1K_V1, or a file"
+        HmoeError, match="none are named. Fix: choose weights random, IMAGENET1K_V1, or a file"
     ):
         make_featurizer("resnet18", (3, 64, 64))
 
@@ -420,7 +420,7 @@ def test_weights_that_cannot_be_had_build_nothing(monkeypatch):
 
     monkeypatch.setattr(_api, "load_state_dict_from_url", offline)
     monkeypatch.setattr(models, "resnet18", lambda **options: pytest.fail("a network was built"))
-    with pytest.raises(HmoeError, match="no network.*Fix: fetch .*random"):
+    with pytest.raises(HmoeError, match="no network.*Fix: download .*random"):
         make_featurizer("resnet18", (3, 64, 64), "IMAGENET1K_V1")
 
 

@@ -5,6 +5,7 @@ import ast
 import csv
 import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
@@ -28,8 +29,10 @@ sys.path.append(str(BOOK))
 import cells  # noqa: E402
 import docstrings  # noqa: E402
 import finish  # noqa: E402
+import formulas  # noqa: E402
 import names  # noqa: E402
 import slides  # noqa: E402
+import sources  # noqa: E402
 
 GATING = "nbs/01_method/03_gating.ipynb"
 HMOE = "nbs/01_method/04_hmoe.ipynb"
@@ -120,7 +123,7 @@ def test_a_cell_says_where_it_is_exported_and_an_equation_leads_to_its_cell(gati
 
 def test_the_index_table_and_the_equations_name_each_other():
     "What the page of symbols names for an equation stands under the equation."
-    table = names.cell_text(names.START, "md-index")
+    table = names.text_of(names.INDEX)
     rows = [row for row in table.splitlines() if re.search(r"#\w+-eq-\d+\)", row)]
     assert len(rows) == 11
     for row in rows:
@@ -463,12 +466,75 @@ def test_a_slide_shows_the_first_paragraph_of_a_docstring():
     assert slides.with_short_docstrings("%time f()\n\n") == "%time f()\n\n"
 
 
+@pytest.mark.parametrize(
+    "formula, text",
+    [
+        (r"\mathcal{L}_{en} = \frac{1}{N}\sum_i H(p_i)", "L_en = 1/N∑_i H(p_i)"),
+        (r"\frac{1/(d_k^2 + \epsilon)}{2}", "(1/(d_k^2 + ε))/2"),
+        (r"v \in \{0, 1\}^{D \times 2}", "v ∈ {0, 1}^(D × 2)"),
+        (r"\bar g_d, \quad \lVert x \rVert", "ḡ_d, ‖ x ‖"),
+        (r"\sqrt n \log \big(a\big)", "√n log (a)"),
+    ],
+)
+def test_formulas_as_text(formula, text):
+    assert formulas.plain(formula) == text
+
+
+def test_every_formula_of_the_notebooks_becomes_text():
+    texts = [c["source"] for page in names.library_notebooks() for c in names.cells_of(page)]
+    found = [f for text in texts for f in re.findall(r"\$\$(.+?)\$\$", text, re.S)]
+    assert len(found) > 80
+    assert not [f for f in found if re.search(r"\\|\bfrac|\bmath", formulas.plain(f))]
+
+
+def test_the_text_of_a_page_for_the_search():
+    page = """<article><h1>Gating</h1><div class="runline"><p>run it</p></div>
+      <p>A <code>gate</code>s value <span class="math notranslate">\\(p_k &lt; 1\\)</span>.</p>
+      <pre>code</pre><details><summary>Show the code</summary><p>More.</p></details></article>"""
+    assert finish.text_of(page) == "A gates value p_k < 1. More."
+
+
+@pytest.mark.parametrize(
+    "page, source, notebook",
+    [
+        ("index", "docs/book/index.md", ""),
+        ("docs/install", "docs/install.md", ""),
+        ("README", "README.md", ""),
+        (GATING[:-6], GATING, GATING),
+        ("figures/quick/hmoe_fig3", "nbs/paper/hmoe_fig3.ipynb", "figures/quick/hmoe_fig3.ipynb"),
+        ("figures/quick/README", "figures/quick/README.md", ""),
+        ("nbs/01_method", "docs/notebooks.md", ""),
+        ("api/hmoe_repro.method.gating", GATING, ""),
+        ("every_command", "nbs/11_cli/08_app.ipynb", ""),
+        ("search", "", ""),
+    ],
+)
+def test_the_source_of_a_page(page, source, notebook):
+    assert (sources.source_of(page), sources.notebook_of(page)) == (source, notebook)
+
+
+def test_buttons_lead_to_the_repository_of_the_settings():
+    edit, download = sources.buttons(GATING[:-6])
+    assert edit["url"] == f"https://github.com/hmoe-repro/hmoe_repro/edit/main/{GATING}"
+    assert download["url"] == "03_gating.ipynb"
+
+
+def test_no_page_for_students_names_the_solutions():
+    told = (ROOT / "docs/class_homework.md").read_text(encoding="utf-8")
+    told += (ROOT / "docs/class.ipynb").read_text(encoding="utf-8")
+    told += (BOOK / "index.md").read_text(encoding="utf-8")
+    assert "class_solutions" not in told
+    assert "class_solutions" in (ROOT / "docs/class_plan.md").read_text(encoding="utf-8")
+
+
 # The site itself, where Sphinx is installed: `make book` installs it.
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    "The folder of the built book."
+    "The folder of the built book: HMOE_BOOK, or a new one."
+    if built := os.environ.get("HMOE_BOOK"):
+        return Path(built).resolve()
     missing = [name for name in NEEDED if not importlib.util.find_spec(name)]
     if missing:
         pytest.skip(f"not installed: {', '.join(missing)} (`make book` installs them)")
@@ -500,7 +566,7 @@ LOOKED_AT = [
     "reference",
     "api/hmoe_repro.method.gating",
     "every_command",
-    "symbols",
+    "docs/symbols",
     "search",
     "docs/class_plan",
     "play",
@@ -564,6 +630,34 @@ def test_names_and_the_reference_lead_to_each_other(site):
     assert "rows sum to 1" in reference
 
 
+def test_a_page_leads_to_its_source(site):
+    text = (site / "nbs/01_method/03_gating.html").read_text(encoding="utf-8")
+    assert f'href="{sources.repository()}/{GATING}"' in text
+    assert 'href="03_gating.ipynb"' in text
+    copied = json.loads((site / GATING).read_text(encoding="utf-8"))["cells"]
+    assert [c["source"] for c in copied] == [
+        c["source"] for c in json.loads((ROOT / GATING).read_text(encoding="utf-8"))["cells"]
+    ]
+    assert not [c for c in copied if c.get("outputs")]
+
+
+def navigation(path):
+    "The bar at the left of a page."
+    text = path.read_text(encoding="utf-8")
+    return text.partition("bd-sidebar-primary")[2].partition("<main")[0]
+
+
+def test_the_navigation_has_the_commands_and_not_the_solutions(site):
+    for name in ("index", "docs/class_homework", "docs/class", "play"):
+        assert re.search(r">\s*CLI: every command\s*<", navigation(site / f"{name}.html"))
+        assert "class_solutions" not in (site / f"{name}.html").read_text(encoding="utf-8"), name
+    assert "class_solutions" in navigation(site / "docs/class_plan.html")
+    index = (site / "searchindex.js").read_text(encoding="utf-8")
+    terms = index.partition('"terms":')[2]
+    assert '"clopper"' in terms or "clopper" in terms
+    assert "<title>CLI" in (site / "nbs/11_cli.html").read_text(encoding="utf-8")
+
+
 def test_nothing_is_fetched_from_elsewhere(site):
     pattern = re.compile(r'<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)="(?:https?:)?//[^"]*"')
     found = {p.name: pattern.findall(p.read_text(encoding="utf-8")) for p in html_pages(site)}
@@ -617,6 +711,41 @@ def test_the_search_finds(site, window, words):
     assert any(words.split()[0] in text.lower() for text in quoted), quoted
 
 
+def test_excerpts_of_the_search_have_no_marks(site):
+    text = (site / "_static/search_texts.js").read_text(encoding="utf-8")
+    texts = json.JSONDecoder().raw_decode(text[text.index("{") :])[0]
+    marks = re.compile(
+        r"\\(?:[(\[]|frac|math|sum|lambda|log|left)|</?(?:p|span|div|em|code|a)\b"
+        r"|&(?:lt|gt|amp);| object at 0x"
+    )
+    assert len(texts) > 300
+    assert not {page: marks.findall(text) for page, text in texts.items() if marks.search(text)}
+    assert "L_en" in texts["nbs/01_method/03_gating.html"]
+
+
+@pytest.mark.parametrize("width", [1280, 1920])
+def test_a_table_of_accuracies_shows_all_its_columns(site, window, width):
+    window.set_viewport_size({"width": width, "height": 1000})
+    browser.opened(window, site / "figures/pacs/hmoe_table7.html")
+    table = window.locator("article table").first
+    place = table.locator("xpath=..")
+    assert place.evaluate("e => e.scrollWidth <= e.clientWidth + 1")
+    assert table.evaluate("e => e.scrollWidth <= e.clientWidth + 1")
+
+
+def test_a_wide_window_is_used_and_lines_stay_short(site, window):
+    window.set_viewport_size({"width": 1920, "height": 1000})
+    browser.opened(window, site / "nbs/01_method/03_gating.html")
+    bar = window.locator(".bd-sidebar-secondary").bounding_box()
+    assert bar["x"] + bar["width"] > 1900
+    text = window.locator("article section > p").nth(1)
+    letters = text.evaluate("e => e.clientWidth / (parseFloat(getComputedStyle(e).fontSize) * 0.5)")
+    assert 60 < letters < 95
+    code = window.locator("article .cell_input").nth(1).bounding_box()
+    left, right = code["x"] - 248, bar["x"] - code["x"] - code["width"]
+    assert abs(left - right) < 120  # the column stands in the middle
+
+
 def test_folded_answers_open(site, window):
     browser.opened(window, site / "nbs/01_method/03_gating.html")
     folds = window.locator("details", has_text="Answer to 1").first
@@ -627,7 +756,7 @@ def test_folded_answers_open(site, window):
 
 
 QUESTIONS = {
-    "What is HMOE?": (["What is HMOE?"], "Start here", "An image goes down two paths."),
+    "What is HMOE?": (["What is HMOE?"], "Start here", "An image takes two paths."),
     "Where is equation 4 computed?": (
         ["Where is an equation computed?", "eq. 4", "load_balance_loss"],
         "Gating",
@@ -664,12 +793,12 @@ def test_three_clicks_answer_a_question(site, window, question):
     assert answer in window.locator("article").inner_text()
 
 
-def test_the_start_page_begins_with_its_cards(site, window):
+def test_the_front_page_begins_with_a_picture_and_its_cards(site, window):
     window.set_viewport_size({"width": 400, "height": 900})
     browser.opened(window, site / "index.html")
     cards = window.locator("article .sd-card")
-    assert cards.first.bounding_box()["y"] < 400
-    assert cards.nth(3).bounding_box()["y"] < 900
+    picture = window.locator("article img").first.bounding_box()
+    assert picture["y"] < cards.first.bounding_box()["y"] < 680
     titles = cards.locator(".sd-card-title").all_inner_texts()[:3]
     assert titles == ["What is HMOE?", "Does it work?", "Where is an equation computed?"]
 

@@ -232,7 +232,7 @@ def test_workers_check_what_they_read(tree):
     opened_anew()
     with pytest.raises(HmoeError, match="is damaged"):
         decode_task(task)
-    with pytest.raises(HmoeError, match="was removed or damaged meanwhile"):
+    with pytest.raises(HmoeError, match="was removed or damaged"):
         opened_anew()
         decode_task(task)
     again = dataset(tree, source="cache")

@@ -22,6 +22,7 @@ from hmoe_repro.training.selection import RULES, select_model
 DOCS = repo_root() / "docs"
 sys.path.append(str(DOCS))
 import class_handout  # noqa: E402
+import class_slides  # noqa: E402
 
 NOTEBOOK = DOCS / "class.ipynb"
 ALLOWED = {"torch", "matplotlib", *sys.stdlib_module_names}
@@ -260,3 +261,27 @@ def test_a_handout_with_too_much_text_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(class_handout, "PAGES", ["\n".join(["# Too long"] * 40)])
     with pytest.raises(ValueError, match="too long"):
         class_handout.draw(tmp_path / "long.pdf")
+
+
+# The slides
+
+
+def test_the_pdf_of_the_slides_is_that_of_their_sources():
+    stored = class_slides.PDF.read_bytes()
+    assert len(stored) < 1_500_000
+    assert class_slides.pages_of(stored) == 1 + len(class_slides.slides.slides_of_class())
+    fix = "Fix: make book && python docs/class_slides.py"
+    assert stored.endswith(f"% digest {class_slides.digest()}\n".encode()), fix
+    assert b"(D:20000101" in stored
+
+
+def test_dates_of_a_pdf_are_removed():
+    pdf = b"/CreationDate (D:20261128120000+00'00')\n/ModDate (D:20261128120000+00'00')>>"
+    made = class_slides.without_dates(pdf)
+    assert len(made) == len(pdf)
+    assert b"2026" not in made
+
+
+def test_slides_need_a_built_book(tmp_path):
+    with pytest.raises(SystemExit, match="make book"):
+        class_slides.main(tmp_path)

@@ -169,6 +169,6 @@ def test_what_is_repaired_is_said_in_lines_without_a_place_in_the_code(tmp_path)
     done = hmoe(*train, folder=tmp_path, HMOE_CACHE=str(tmp_path / "cache"))
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines() == [
-        "hmoe: note: no image of night/cat; the classes keep their numbers",
+        "hmoe: note: no image of night/cat (the classes keep their numbers)",
         "hmoe: note: 1 of 20 images cannot be read and are left out: day/dog/text.jpg",
     ]

@@ -168,7 +168,7 @@ def test_as_input_is_exact_and_channels_last():
                 ],
                 labels=[torch.tensor([0, 1, 0])] * 2,
             ),
-            "are \\(1, 4, 4\\)",
+            "have shape \\(1, 4, 4\\)",
         ),
         *(
             (dict(images=[x]), f"images of domain 'a' are {said}. Fix: .*uint8 from 0 to 255, or")

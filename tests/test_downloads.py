@@ -117,7 +117,7 @@ def test_interruptions_are_continued_not_repeated(server, tmp_path):
 
 def test_what_arrived_is_kept_for_another_day(server, tmp_path):
     server.behave = lambda h: h.file(send=1 << 20) if h.start == 0 else h.reply(b"", 503)
-    with pytest.raises(HmoeError, match="503.*what has arrived is kept"):
+    with pytest.raises(HmoeError, match="503.*the partial file is kept"):
         download(server.url, tmp_path / "f", SHA, **QUICK)
     assert (tmp_path / "f.part").stat().st_size == 1 << 20
     assert not (tmp_path / "f").exists()
@@ -225,7 +225,7 @@ def test_passing_errors_are_tried_again(status, server, tmp_path):
 @pytest.mark.parametrize("status", [404, 403, 401, 410])
 def test_lasting_errors_are_not(status, server, tmp_path):
     server.behave = lambda h: h.reply(b"no", status)
-    with pytest.raises(HmoeError, match=f"the server said {status}.*Fix: try another source"):
+    with pytest.raises(HmoeError, match=f"the server answered {status}.*Fix: try another source"):
         download(server.url, tmp_path / "f", **QUICK)
     assert len(server.asked) == 1
     assert not list(tmp_path.iterdir())
@@ -454,7 +454,7 @@ def test_sources_are_tried_in_order_and_each_failure_is_said(server, tmp_path):
     assert "first failed: http" in said
     assert "404" in said
     assert "second failed: cut.zip is damaged" in said
-    assert "third failed: what was unpacked has no sketch" in said
+    assert "third failed: the archives contain no sketch" in said
     assert "--archive" in said
     assert "\n" not in said
     assert not (tmp_path / "data" / "PACS").exists()
@@ -475,7 +475,7 @@ def test_files_that_arrived_are_not_fetched_again(server, tmp_path):
     for p in paths[:5]:
         shutil.move(p, tmp_path / "site" / p.name)
     source = mirror(*(p.name for p in paths))
-    with pytest.raises(HmoeError, match="sketch.zip: the server said 404"):
+    with pytest.raises(HmoeError, match="sketch.zip: the server answered 404"):
         download_dataset("DomainNet", tmp_path / "data", (source,), **QUICK)
     shutil.move(paths[5], tmp_path / "site" / paths[5].name)
     before = len(server.asked)
@@ -534,11 +534,11 @@ def test_a_fetched_archive_that_is_unfit_is_not_taken_for_another(server, tmp_pa
 
     packed(tmp_path / "made" / "VLCS" / "SUN09", tmp_path / "a" / "x.zip")
     (tmp_path / "b" / "x.zip").write_bytes(archive.read_bytes()[:-50])
-    for path, said in (("a/x.zip", "what was unpacked has no"), ("b/x.zip", "x.zip is damaged")):
+    for path, said in (("a/x.zip", "the archives contain no"), ("b/x.zip", "x.zip is damaged")):
         with pytest.raises(HmoeError, match=said):
             fetch(path)
         assert not [p for p in (tmp_path / "data").rglob("*") if p.is_file()]
-    with pytest.raises(HmoeError, match="what was unpacked has no"):
+    with pytest.raises(HmoeError, match="the archives contain no"):
         download_dataset("VLCS", tmp_path / "data", (source("a/x.zip"),), **QUICK)
     assert not [p for p in (tmp_path / "data").rglob("*") if p.is_file()]
     for folder in "ab":

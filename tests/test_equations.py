@@ -1,4 +1,4 @@
-"""The start page leads from each numbered equation of the papers to the cell that computes it."""
+"""The index leads from each numbered equation of the papers to the cell that computes it."""
 
 import json
 import re
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-NBS = Path(__file__).resolve().parent.parent / "nbs"
+DOCS = Path(__file__).resolve().parent.parent / "docs"
 NUMBERED = {  # anchor -> what the cell below it must define
     "hmoe-eq-1": "mix_outputs",
     "hmoe-eq-2": "log_gate_values",
@@ -30,10 +30,8 @@ def cells_of(path):
 
 
 def index_rows():
-    "The rows of the index of the start page that have a link with an anchor: anchor -> row."
-    (text,) = [
-        s for _, s in cells_of(NBS / "00_core/00_start_here.ipynb") if "| paper | meaning |" in s
-    ]
+    "The rows of the index that have a link with an anchor: anchor -> row."
+    text = (DOCS / "symbols.md").read_text(encoding="utf-8")
     rows = [line for line in text.splitlines() if line.startswith("|")]
     return {m[2]: (m[1], row) for row in rows if (m := re.search(r"\]\(([^)#]+)#([\w-]+)\)", row))}
 
@@ -59,7 +57,7 @@ def test_every_numbered_equation_has_a_link():
 @pytest.mark.parametrize("anchor", NUMBERED)
 def test_a_link_leads_to_the_cell_that_computes_the_equation(anchor):
     file, row = index_rows()[anchor]
-    code = below(cells_of(NBS / "00_core" / file), anchor)
+    code = below(cells_of(DOCS / file), anchor)
     name = NUMBERED[anchor]
     assert re.search(rf"^(def|class) {name}\b", code, re.M), f"{file}: {name} is not below"
     if anchor not in IN_THE_LESSON:

@@ -315,7 +315,7 @@ def test_folders_that_lead_in_circles_or_go_deep_are_refused(tmp_path):
     for i in range(9):
         for j in range(9):
             (tmp_path / "links" / str(i) / f"l{j}").symlink_to(tmp_path / "links" / str(j))
-    with pytest.raises(HmoeError, match="links that lead in circles"):
+    with pytest.raises(HmoeError, match="remove circular links"):
         walk(tmp_path / "links")
     here = tmp_path / "deep"
     for _ in range(60):

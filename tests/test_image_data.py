@@ -193,7 +193,7 @@ def test_preparing_changes_a_copy(data):
     assert data.resolution == 24
     assert other.with_options().options == other.options
     assert other.with_options(options=IMAGE_OPTIONS).augmented
-    with pytest.raises(HmoeError, match="take no seeds"):
+    with pytest.raises(HmoeError, match="have no seeds"):
         other.inputs(0, torch.tensor([0]), seeds=torch.tensor([0]))
     with pytest.raises(HmoeError, match="as many seeds"):
         data.inputs(0, torch.tensor([0]), seeds=torch.tensor([0, 1]))
@@ -319,7 +319,7 @@ def test_a_killed_worker_is_an_error_and_not_a_wait(helped):
     finish = helped.request(0, torch.arange(2))
     for worker in workers:
         os.kill(worker, signal.SIGKILL)
-    with pytest.raises(HmoeError, match="has ended.*Fix: fewer workers"):
+    with pytest.raises(HmoeError, match="has ended.*Fix: use fewer workers"):
         finish()
     assert torch.equal(helped.inputs(0, torch.arange(2)), expected), (
         "the next request starts a pool"

@@ -168,7 +168,9 @@ def test_one_domain_and_other_wishes_that_cannot_be_met(folder, tmp_path):
     shutil.copytree(folder / "photo", alone / "photo")
     with pytest.raises(HmoeError, match="leave a training domain"):
         make_config("ERM", str(alone), ["photo"], hparams=BATCH, **SMALL)
-    with pytest.raises(HmoeError, match="none are named. Fix: weights random, IMAGENET1K_V1"):
+    with pytest.raises(
+        HmoeError, match="none are named. Fix: choose weights random, IMAGENET1K_V1"
+    ):
         make_config("ERM", str(folder), ["photo"], resolution=32)
     with pytest.raises(HmoeError, match="images of 16 pixels"):
         make_config("ERM", "DigitDomains", ["photo"], resolution=32)

@@ -194,7 +194,7 @@ def test_small_networks_refuse_what_only_large_ones_have():
         assert nets[0].num_features == nets[1].num_features
         with pytest.raises(
             HmoeError,
-            match=f"no weights 'IMAGENET1K_V1' for the network '{name}'.*Fix: weights random",
+            match=f"no weights 'IMAGENET1K_V1' for the network '{name}'.*Fix: use weights random",
         ):
             make_featurizer(name, (3, 16, 16), "IMAGENET1K_V1")
         with pytest.raises(HmoeError, match=f"resnet_dropout exists only .* here it is {name}"):

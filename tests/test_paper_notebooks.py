@@ -328,7 +328,7 @@ def test_pages_answer_their_question_in_computed_lines(rendered):
 def test_the_page_in_contributing_runs(root, tmp_path):
     import matplotlib.pyplot as plt
 
-    text = (root / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    text = (root / "docs" / "contributing.md").read_text(encoding="utf-8")
     page = re.search(r"```python\n(.*?)```", text, re.S)[1]
     assert len([x for x in page.splitlines() if x and not x.startswith(" ")]) <= 10
     exec(page.replace('output: str = ""', f"output: str = {str(tmp_path)!r}"), {})

@@ -166,7 +166,7 @@ def test_seeds_choose_a_version(images):
 
 
 def test_seeds_without_versions_and_in_the_wrong_number(images):
-    with pytest.raises(HmoeError, match="take no seeds"):
+    with pytest.raises(HmoeError, match="have no seeds"):
         PrecomputedDataset(images, [Part()]).inputs(0, ALL, seeds=ALL)
     with pytest.raises(HmoeError, match="6 images need as many seeds, got 1"):
         PrecomputedDataset(images, [Part()], views=1).inputs(0, ALL, seeds=ALL[:1])

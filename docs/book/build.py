@@ -12,6 +12,7 @@ from pathlib import Path
 
 import play
 import slides
+import sources
 import typer
 from cells import markdown, notebook
 from finish import finish, size_of
@@ -24,6 +25,11 @@ from hmoe_repro.report.readme import PUBLISHED, item_status, status_words
 
 HERE = Path(__file__).resolve().parent
 COLOURS = {"full": "success", "reduced": "warning", "stand-in": "warning", "explained": "info"}
+PARTS = {"cli": "CLI", "apps": "Applications", "bench": "Benchmarks"}  # titles
+CHILDREN = {  # pages that the navigation shows only below these
+    "docs/your_own_data.md": ("data_sets", "compare", "discover"),
+    "docs/class_plan.md": ("class_notes", "class_misconceptions", "class_solutions"),
+}
 COPIED = ("nbs", "figures", "docs", ".ci", "hmoe_repro")
 FILES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff", "LICENSE")
 
@@ -45,7 +51,8 @@ def toctree(pages, options=":hidden:") -> str:
 def part_page(folder: Path) -> str:
     """The first page of a part: a table of its notebooks. In the bar at the left those of the
     reading path stand there."""
-    lines = [f"# {folder.name[3:].capitalize()}\n", "| notebook | content |\n|---|---|"]
+    name = folder.name[3:]
+    lines = [f"# {PARTS.get(name, name.capitalize())}\n", "| notebook | content |\n|---|---|"]
     pages = [f"nbs/{folder.name}/{path.name}" for path in sorted(folder.glob("*.ipynb"))]
     for page in pages:
         title, claim = title_and_claim(ROOT / page)
@@ -89,7 +96,7 @@ def commands_page() -> str:
     )
     parts = re.split(r"(```.*?```|`[^`]*`)", text, flags=re.S)
     parts[::2] = [re.sub(r"([<$\[])", r"\\\1", part) for part in parts[::2]]
-    return "".join(["# Every command", *parts]).replace("# hmoe\n", "\n", 1)
+    return "".join(["# CLI: every command", *parts]).replace("# hmoe\n", "\n", 1)
 
 
 def document(page: str, text: str) -> str:
@@ -101,8 +108,10 @@ def document(page: str, text: str) -> str:
     for mark in re.findall(r"<<(\S+) ([^>]+)>>", text):
         text = text.replace("<<{} {}>>".format(*mark), markdown(mark[0], cell_text(*mark)))
     text = re.sub(r'<img src="(\w+)\.png"', r'<img alt="Picture of \1" src="\1.png"', text)
-    if page == "docs/your_own_data.md":
-        return text + toctree(("data_sets", "compare", "discover"))
+    if page == "docs/class_solutions.md":
+        text = "---\nno-search: true\n---\n\n" + text
+    if page in CHILDREN:
+        return text + toctree(CHILDREN[page])
     return text + (toctree("*", ":hidden:\n:glob:") if page.startswith("figures") else "")
 
 
@@ -143,6 +152,7 @@ def main(folder: Path) -> int:
         (work / "slides").rename(site / "slides")
         play.write(site / "_static/play_data.js")
         finish(site)
+        sources.copy_notebooks(site)
         shutil.rmtree(work)
         took, size = time.monotonic() - start, size_of(folder) / 1e6
         print(f"Built in {took:.0f} s, {size:.0f} MB. Open {site / 'index.html'} in a browser, or:")

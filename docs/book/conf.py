@@ -13,6 +13,7 @@ from sphinx.util.nodes import make_refnode
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE))
 import names  # noqa: E402
+import sources  # noqa: E402
 from docstrings import as_rst  # noqa: E402
 
 project = "hmoe_repro"
@@ -136,8 +137,16 @@ class NameLinks(SphinxPostTransform):
                 literal.replace_self(make_refnode(self.app.builder, *to))
 
 
+def add_buttons(app, page, template, context, doctree):
+    """Put the links to the page's source before the theme's buttons."""
+    if doctree:
+        context["header_buttons"][:0] = sources.buttons(page)
+
+
 def setup(app):
     """Called by Sphinx."""
+    if not tags.has("slides"):  # noqa: F821
+        app.connect("html-page-context", add_buttons, priority=502)  # after the theme's
     app.connect("autodoc-process-docstring", describe)
     app.add_post_transform(NameLinks)
     app.add_post_transform(Numbers)

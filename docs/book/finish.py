@@ -1,10 +1,12 @@
 """What is done to the site after Sphinx: files that no page needs are removed, and the search gets
-the texts of the pages, because a page opened from a file may not fetch another."""
+the texts of the pages, with formulas as text. A page opened from a file may not fetch another."""
 
 import json
 import re
-from html import unescape
+from html import escape, unescape
 from pathlib import Path
+
+from formulas import plain
 
 # Of MathJax only `tex-chtml.js` and what it may load; mathmaps are for formulas read aloud.
 UNUSED = [
@@ -37,21 +39,38 @@ window.fetch = async url => ({text: async () => {
   return main.outerHTML;
 }});
 """
-LOAD = """<script>if (location.protocol === "file:")
-  document.write('<script src="_static/search_texts.js"><\\/script>');</script>
-</head>"""
+LOAD = '<script src="_static/search_texts.js"></script>\n</head>'
 
 
 # Marks of code whose colour is that of the text around them: a tenth of the site.
 PLAIN = re.compile(r'<span class="(?:n|nn|p|w)">([^<]*)</span>')
+MATH = re.compile(r'<(span|div) class="[^"]*\bmath\b[^"]*"[^>]*>(.*?)</\1>', re.S)
+DELIMITERS = re.compile(r"\\[()\[\]]|\$\$")
+SILENT = re.compile(
+    r"<(pre|script|style|h1)\b.*?</\1>|<a class=.headerlink.*?</a>|<summary\b.*?</summary>"
+    r"|<div class=.(?:runline|exported)\b.*?</div>",
+    re.S,
+)
+
+
+SIGNATURE = re.compile(
+    r'<dt class="sig\b.*?<span class="sig-name descname">(.*?)</span>.*?</dt>', re.S
+)
+
+
+def formula(match: re.Match) -> str:
+    """Return the formula of a page as text."""
+    return plain(DELIMITERS.sub(" ", unescape(match[2])))
 
 
 def text_of(page: str) -> str:
-    """The prose of a page: no code, no outputs, no marks."""
+    """Return the prose of a page: no code, no marks, formulas as text."""
     body = page.partition("<article")[2].partition("</article>")[0].partition(">")[2]
-    silent = r"<(pre|script|style)\b.*?</\1>|<a class=.headerlink.*?</a>"
-    body = re.sub(r"<[^>]+>", " ", re.sub(silent, " ", body, flags=re.S))
-    return " ".join(unescape(body).split())[:LENGTH]
+    body = SIGNATURE.sub(r"\1: ", body)
+    body = MATH.sub(lambda m: escape(formula(m)), SILENT.sub(" ", body))
+    body = re.sub(r"</?(?:code|em|strong|span|a|sup|sub|i|b)\b[^>]*>", "", body)
+    text = " ".join(unescape(re.sub(r"<[^>]+>", " ", body)).split())
+    return text[:LENGTH]
 
 
 def finish(site: Path) -> None:

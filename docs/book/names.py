@@ -11,6 +11,8 @@ from hmoe_repro.core.files import repo_root
 
 ROOT = repo_root()
 START = "nbs/00_core/00_start_here.ipynb"
+INDEX = "docs/symbols.md"  # from equations to code
+NOTEBOOKS = "docs/notebooks.md"  # the table of all notebooks
 CITED = re.compile(r"\(?(HMOE|GMoE|DMG),[^)]*?\beqs?\. ?([\d, andto]*\d)")
 DIRECTIVE = re.compile(r"^#\|[^\n]*\n?", re.M)
 
@@ -25,10 +27,33 @@ class Name:
     equations: list[str]  # anchors of the equations that it computes, such as 'hmoe-eq-4'
 
 
+def text_of(page: str) -> str:
+    """Return the text of a page of the project."""
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
 def cells_of(page: str) -> list[dict]:
-    """The cells of a notebook of the project, each source one string."""
-    cells = json.loads((ROOT / page).read_text(encoding="utf-8"))["cells"]
+    """Return the cells of a notebook, each source one string.
+
+    In a Markdown page every section below a comment, such as `<!-- slide -->`, is a cell. The
+    comment lists its tags.
+    """
+    if page.endswith(".md"):
+        return sections_of(text_of(page))
+    cells = json.loads(text_of(page))["cells"]
     return [cell | {"source": "".join(cell["source"])} for cell in cells]
+
+
+def sections_of(text: str) -> list[dict]:
+    """Return the sections of a Markdown text below comments as cells; the comments are tags."""
+    cells = []
+    parts = re.split(r"^<!-- ([a-z -]+) -->\n", text, flags=re.M)
+    for tags, rest in zip(parts[1::2], parts[2::2]):
+        source = re.split(r"\n(?=## )", rest)[0].strip()
+        title = source.partition("\n")[0].strip("# ")
+        cell = {"cell_type": "markdown", "id": re.sub(r"\W+", "-", title).lower()}
+        cells.append(cell | {"metadata": {"tags": tags.split()}, "source": source})
+    return cells
 
 
 def cell_text(page: str, cell: str) -> str:
@@ -94,7 +119,7 @@ def defined(source: str) -> dict[str, list[str]]:
 @functools.cache
 def library() -> dict[str, Name]:
     """Full name -> where it is defined and what it computes: the equations of its docstring, and
-    those of its row in the start page's index from equations to code."""
+    those of its row in the index from equations to code."""
     names = {}
     for page in library_notebooks():
         cells = cells_of(page)
@@ -104,7 +129,7 @@ def library() -> dict[str, Name]:
                 names[f"{module}.{name}"] = Name(
                     module, page[:-6], label(page, cell["id"]), equations
                 )
-    for row in cell_text(START, "md-index").splitlines():
+    for row in text_of(INDEX).splitlines():
         anchors = re.findall(r"#(\w+-eq-\d+)\)", row)
         words = re.findall(r"`([\w.]+)`", row.strip("| ").rpartition("|")[2]) if anchors else []
         for word in words:

@@ -10,10 +10,13 @@ notebook a cell is tagged
   what it displays;
 - `slide-whole`: its text is not shortened; `slide-output`: its code is left out.
 
+A section of a Markdown page is tagged by a comment above its heading, such as `<!-- slide -->`.
+
 What the speaker says stands in docs/class_notes.md, under the titles of the slides in their order.
 """
 
 import ast
+import os
 import re
 from collections import namedtuple
 from dataclasses import dataclass
@@ -49,10 +52,11 @@ def plan() -> list[Part]:
     parts = []
     for row in (ROOT / PLAN).read_text(encoding="utf-8").splitlines():
         fields = [field.strip() for field in row.strip("|").split("|")]
-        pages = re.findall(r"\]\(\.\./([^)]+\.ipynb)\)", row) if row[:1] == "|" else []
+        pages = re.findall(r"\]\(([^)]+\.(?:ipynb|md))\)", row) if row[:1] == "|" else []
         if pages:
             questions = [question.strip() for question in fields[3].split("<br>")]
-            parts.append(Part(fields[0], list(dict.fromkeys(pages)), fields[2], questions))
+            pages = [os.path.normpath(f"docs/{page}") for page in dict.fromkeys(pages)]
+            parts.append(Part(fields[0], pages, fields[2], questions))
     return parts
 
 
@@ -163,7 +167,7 @@ def deck() -> str:
     table = "\n".join(["| minute | what happens |", "|---|---|", *rows])
     cells = [said(f"# {TITLE}\n\n{hint}\n\n{table}{asides[0]}")]
     for slide, aside in zip(made, asides[1:], strict=True):
-        name = slide.page.removesuffix(".ipynb")
+        name = slide.page.rpartition(".")[0]
         opens = note("opens", slide.opens) if slide.opens else ""
         asked = note("question", f"To the class: {slide.question}") if slide.question else ""
         source = note("source", f'<a href="../{name}.html">{name}</a>') if name else ""

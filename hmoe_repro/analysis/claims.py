@@ -121,7 +121,7 @@ class Evidence:
 
     @property
     def measured(self) -> bool:
-        """Whether there is a number with an interval."""
+        """True if there is a number with an interval."""
         return not math.isnan(self.value + self.low + self.high)
 
     def text(self, brackets: str = "()") -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
 import pandas as pd
+import torch
 
 from ..analysis.answers import page_answer
 from ..analysis.results import benchmark_file, read_benchmark
@@ -52,7 +53,7 @@ class BenchMeasurement:
     size: SimpleNamespace
     scale: str
     rounds: int
-    device: object
+    device: torch.device
     say: Callable
     jobs: dict = field(default_factory=dict)
     seconds: dict = field(default_factory=dict)
@@ -109,12 +110,12 @@ class Bench:
             )
         scale = scale or self.default_scale
         size = scale_of(self.what, scale)
-        device = resolve_device(device)
-        with new_record(self.what, scale, rounds, device) as record:
+        measured_device = resolve_device(device)
+        with new_record(self.what, scale, rounds, measured_device) as record:
             record["sizes"] = vars(size)
-            measured = BenchMeasurement(size, scale, rounds, device, say)
+            measured = BenchMeasurement(size, scale, rounds, measured_device, say)
             if self.jobs:
-                jobs = self.jobs(size, device) if self.any_device else self.jobs(size)
+                jobs = self.jobs(size, measured_device) if self.any_device else self.jobs(size)
                 seconds, first_call, skipped = measure(jobs, rounds, say)
                 measured = replace(
                     measured, jobs=jobs, seconds=seconds, first_call=first_call, skipped=skipped
@@ -160,7 +161,7 @@ class BenchPage(PageOutput):
         folder = output_folder(output, profile)
         super().__init__(bench.page, folder, link_pictures=bool(output))
         claims = ARTEFACTS[bench.page].claims
-        self.own = page_answer(claims, profile, [self.source.stem], store)
+        self.own = page_answer(list(claims), profile, [self.source.stem], store)
         if self.own:
             self.answer = self.own.text
             self.finding = self.own.finding

@@ -111,9 +111,13 @@ def tensor_peak(work: Callable, device="cpu") -> int:
     quiet = patch.dict(os.environ, KINETO_LOG_LEVEL="6")  # no messages at start and stop
     with quiet, profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
         work()
-    events = [e for e in trace.profiler.kineto_results.events() if e.name() == "[memory]"]
+    assert trace.profiler is not None
+    measured = trace.profiler.kineto_results
+    assert measured is not None
+    events = [e for e in measured.events() if e.name() == "[memory]"]
     events.sort(key=lambda event: event.start_ns())
-    return int(np.cumsum([event.nbytes() for event in events]).max())
+    sizes = [event.nbytes() for event in events]  # pyright: ignore[reportAttributeAccessIssue]
+    return int(np.cumsum(sizes).max())
 
 # %% ../../nbs/10_bench/05_costs.ipynb #def-method-peaks
 def method_peaks(name: str, scale: SimpleNamespace, device="cpu") -> dict[str, int]:
@@ -156,7 +160,7 @@ def counted_size(name: str, side: int = 224) -> dict[str, int]:
         weights, macs, _ = network_size(name, side)
         return {"macs": macs, "parameters": weights}
     network = import_torchvision().models.resnet101(weights=None)
-    network.fc = nn.Identity()
+    network.fc = nn.Identity()  # pyright: ignore[reportAttributeAccessIssue]
     macs = multiply_accumulates(network, (3, side, side))
     return {"macs": macs, "parameters": parameters(network)}
 
@@ -173,7 +177,8 @@ def algorithm_entries(measured: BenchMeasurement) -> dict:
     gc.collect()
     size = measured.size
     methods = measured.seconds["training"]
-    peaks = {name: method_peaks(name, size, measured.device) for name in methods}
+    device = str(measured.device)
+    peaks = {name: method_peaks(name, size, device) for name in methods}
     measured.say("memory measured")
     by_kind = {}
     for kind in measured.seconds:

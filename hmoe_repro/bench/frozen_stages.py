@@ -37,8 +37,10 @@ def plain_model(network: str, stages: int | str) -> tuple[nn.Module, torch.optim
         network: name of the network, which gets random weights.
         stages: number of first stages without gradients, or 'all' before the classifier.
     """
-    architecture = timm_config(network).architecture
-    model = import_timm().create_model(architecture, num_classes=PACS_CLASSES)
+    config = timm_config(network)
+    assert config is not None
+    assert config.architecture is not None
+    model = import_timm().create_model(config.architecture, num_classes=PACS_CLASSES)
     features = tuple(name for name, _ in model.named_children() if name != "classifier")
     last_frozen = {0: (), "all": features}  # prefixes of the names of the last frozen parameters
     for number, stage in enumerate(stage_names(model), 1):
@@ -147,12 +149,15 @@ def frozen_jobs(scale: SimpleNamespace) -> dict:
         precisions = ["float32"]
         if has_amx and side in scale.bf16_sides:
             precisions.append("bf16")
+        algorithms = []
         for precision in precisions:
             algorithm, minibatches = our_erm(scale.network, stages, batches, precision)
             jobs[kind, precision] = partial(algorithm.update, minibatches)
+            algorithms.append(algorithm)
         if stages:
             images, _ = batches[0]
-            jobs[COMPUTED, kind] = partial(precomputed_rows, algorithm.featurizer.frozen, images)
+            frozen = algorithms[-1].featurizer.frozen
+            jobs[COMPUTED, kind] = partial(precomputed_rows, frozen, images)
     return jobs
 
 # %% ../../nbs/10_bench/09_frozen_stages.ipynb #def-frozen-table

@@ -45,7 +45,7 @@ def _write_image(data, domain: int, index: int, stem: Path) -> Path:
         return file
     file = stem.with_suffix(".png")
     pixels = Image.fromarray(data.images[domain][index].permute(1, 2, 0).numpy())
-    pixels.resize((64, 64), Image.NEAREST).save(file)
+    pixels.resize((64, 64), Image.Resampling.NEAREST).save(file)
     return file
 
 

@@ -48,7 +48,7 @@ class EveryExpert(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             scores = self.router(tokens.float()).softmax(-1)
         outputs = self.experts.each([tokens] * len(self.experts))
-        total = 0
+        total = tokens.new_zeros(())
         for score, output in zip(scores.unbind(1), outputs):
             total = total + score[:, None] * output
         return total.view(x.shape)
@@ -71,7 +71,7 @@ def layers(scale: SimpleNamespace) -> dict[str, nn.Module]:
         nn.Linear(scale.hidden, scale.dim),
     )
     make = partial(SparseMoE, scale.dim, scale.hidden, scale.experts)
-    by_name = {DENSE: dense}
+    by_name: dict[str, nn.Module] = {DENSE: dense}
     for router in ("linear", "cosine"):
         by_name[router] = make(router=router, capacity_factor=0.0)
         by_name[f"{router}, capacity 1.5"] = make(router=router)

@@ -99,7 +99,7 @@ def registry_costs() -> dict[str, str]:
     table = registry_table(read_benchmark(path, "registry")).set_index("algorithm")
     other = table.network.where(table.network != table.network["ERM"])
     costs = table["times ERM"].map("{:.2f}".format) + (" (" + other + ")").fillna("")
-    return costs.to_dict()
+    return {str(name): cost for name, cost in costs.items()}
 
 # %% ../../nbs/10_bench/06_registry_costs.ipynb #def-bench
 REGISTRY = Bench(

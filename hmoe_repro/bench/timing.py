@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+import torch
 from torch.utils.benchmark import timer
 
 from ..analysis.writers import Line, template
@@ -106,7 +107,7 @@ def bf16_hardware(flags: set[str] | None = None) -> str:
 
 # %% ../../nbs/10_bench/01_timing.ipynb #def-new-record
 @contextmanager
-def new_record(what: str, scale: str, rounds: int, device="cpu"):
+def new_record(what: str, scale: str, rounds: int, device: str | torch.device = "cpu"):
     """Provide a record for a measurement with one thread and seed 0, as a context manager.
 
     The body adds its measurements. Load, machine and time are added at the end.
@@ -130,7 +131,7 @@ def new_record(what: str, scale: str, rounds: int, device="cpu"):
         process_time = time.process_time() - process_start
         record["busy"] = process_time / (time.perf_counter() - wall_start)
         record["finished"] = datetime.now(UTC).isoformat(timespec="seconds")
-        record["environment"] = environment(device)
+        record["environment"] = environment(str(device))
 
 # %% ../../nbs/10_bench/01_timing.ipynb #def-read-record
 def write_record(record: dict, path: Path):

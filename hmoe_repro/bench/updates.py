@@ -137,7 +137,7 @@ def _endless_batches(x, y, batch: int):
     return iter(DataLoader(images, batch, sampler=sampler))
 
 
-def plain_updates(model: nn.Module, data: MultiDomainDataset, scale: SimpleNamespace):
+def plain_updates(model: PlainERM | PlainHMOE, data: MultiDomainDataset, scale: SimpleNamespace):
     """Train a model in a plain loop, with one update for each yielded loss.
 
     Args:
@@ -166,7 +166,7 @@ def plain_updates(model: nn.Module, data: MultiDomainDataset, scale: SimpleNames
 
 # %% ../../nbs/10_bench/03_updates.ipynb #plain-evaluation
 @torch.no_grad()
-def plain_accuracy(model: nn.Module, loader: DataLoader) -> float:
+def plain_accuracy(model: PlainERM, loader: DataLoader) -> float:
     """Return the accuracy of a model on the images of a loader, from 0 to 1."""
     model.eval()
     correct = 0
@@ -325,7 +325,8 @@ def arithmetic_cost(rounds: int) -> dict[str, list[float]]:
     rows = []
     for _ in range(rounds):
         rows.append({name: _updates_in(name) for name in determinism.DETERMINISM_MODES})
-    return pd.DataFrame(rows).dropna(axis=1).to_dict("list")
+    table = pd.DataFrame(rows).dropna(axis=1)
+    return {str(name): seconds.tolist() for name, seconds in table.items()}
 
 # %% ../../nbs/10_bench/03_updates.ipynb #def-jobs
 WORKLOADS = ("ERM update", "HMOE-DN update", "evaluation")

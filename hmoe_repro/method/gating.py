@@ -106,7 +106,7 @@ class GradientReversal(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx, gradient):
+    def backward(ctx, gradient):  # pyright: ignore[reportIncompatibleMethodOverride]
         return -ctx.weight * gradient, None
 
 # %% ../../nbs/01_method/03_gating.ipynb #def-reverse-gradient

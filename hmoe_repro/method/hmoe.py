@@ -227,4 +227,5 @@ def total_loss(losses: dict, weights: dict, progress: float = 1.0, ramp: float =
     terms = [weight * losses[name] for name, weight in weight_of.items() if weight != 0]
     if not terms:  # the entropy alone, before its weight rises
         return 0 * losses["L_en"]
-    return sum(terms)
+    first, *others = terms
+    return sum(others, first)

@@ -27,9 +27,9 @@ class LinearRouter(nn.Linear):
     def __init__(self, dim: int, num_experts: int):
         super().__init__(dim, num_experts, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Compute logits (n, E) of tokens x (n, D)."""
-        return F.linear(x, self.weight.to(x.dtype))
+    def forward(self, input: Tensor) -> Tensor:
+        """Compute logits (n, E) of tokens (n, D)."""
+        return F.linear(input, self.weight.to(input.dtype))
 
 # %% ../../nbs/01_method/08_sparse_moe.ipynb #def-cosinerouter
 class CosineRouter(nn.Module):
@@ -124,6 +124,11 @@ def apply_capacity(
     n, k = choice.experts.shape
     order = torch.arange(n, device=choice.experts.device)
     if by_score:
+        if choice.priority is None:
+            raise HmoeError(
+                "an order by score needs the priority of each token.",
+                fix="use by_score=False, or a choice made by `choose`.",
+            )
         order = choice.priority.argsort(descending=True, stable=True)
     queue = choice.experts[order].T.flatten()  # first choices in this order, then second choices
     wanted_so_far = F.one_hot(queue, num_experts).cumsum(0)  # per expert, this choice included
@@ -290,7 +295,7 @@ class TokensToRows(torch.autograd.Function):
         return x.index_select(0, token_of_row)
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
         (row_of_choice,) = ctx.saved_tensors
         return _sum_per_token(grad, row_of_choice), None, None
 
@@ -304,7 +309,7 @@ class RowsToTokens(torch.autograd.Function):
         return _sum_per_token(rows, row_of_choice)
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
         (token_of_row,) = ctx.saved_tensors
         return grad.index_select(0, token_of_row), None, None
 
@@ -347,7 +352,7 @@ class AddAuxLoss(torch.autograd.Function):
         return y.clone()  # a view would lose this backward pass under torch.compile
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
         return grad, torch.full((), ctx.weight, dtype=ctx.dtype, device=grad.device), None
 
 # %% ../../nbs/01_method/08_sparse_moe.ipynb #def-sparsemoe
@@ -396,8 +401,8 @@ class SparseMoE(nn.Module):
         self.by_score = by_score
         self.loss = loss
         self.auxiliary_weight = auxiliary_weight
-        self.auxiliary_loss = None
-        self.choice = None
+        self.auxiliary_loss: Tensor | None = None
+        self.choice: ExpertChoice | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute the layer's output (..., D), with the auxiliary loss attached in training."""
@@ -408,7 +413,7 @@ class SparseMoE(nn.Module):
             choice = choose(noisy, self.k)
             loss = self._balance(logits, noisy, choice)
         y = dispatch(tokens, self.experts, choice, self._kept(choice))
-        self.choice = ExpertChoice(*(part.detach() for part in choice))
+        self.choice = ExpertChoice(*(part.detach() for part in choice if part is not None))
         self.auxiliary_loss = loss.detach()
         if self.training:
             y = AddAuxLoss.apply(y, loss, self.auxiliary_weight)

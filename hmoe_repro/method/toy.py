@@ -49,7 +49,7 @@ class MLP(nn.Sequential):
             as in DomainBed's MLP.
     """
 
-    def __init__(self, sizes, activation=nn.SiLU, dropout: float = 0.0):
+    def __init__(self, sizes, activation: type[nn.Module] = nn.SiLU, dropout: float = 0.0):
         *hidden, outputs = sizes
         layers = []
         for fan_in, fan_out in zip(hidden, hidden[1:]):

@@ -124,6 +124,14 @@ class TutelMoE(nn.Module):
     the constructor raises `HmoeError`.
     """
 
+    k: int
+    capacity_factor: float
+    evaluation: str
+    gate_noise: float
+    by_score: bool
+    loss: str
+    auxiliary_weight: float
+
     def __init__(self, layer: SparseMoE):
         super().__init__()
         make_layer = tutel_class()

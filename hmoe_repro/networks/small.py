@@ -15,7 +15,7 @@ from .precision import Backbone, GroupNorm
 def pool(x):
     """Average maps x (B, C, H, W) over positions: (B, C).
 
-    The gradient is laid out channels last.
+    The gradient has channels-last memory format.
     """
     return x.permute(0, 2, 3, 1).mean((1, 2))
 
@@ -25,8 +25,8 @@ class ConvNet(Backbone):
 
     Args:
         channels: number of channels C.
-        width: w, for widths (w, 2w, 2w, 2w); 64 is the paper's.
-        widths: channels of each convolution, in place of those.
+        width: w, for the widths (w, 2w, 2w, 2w). The paper's is 64.
+        widths: number of channels of each convolution, which overrides `width`.
         strides: stride of each convolution.
     """
 
