@@ -123,6 +123,8 @@ class NetworkMasks(nn.Module):
         HmoeError: as `choose_places`, and for a place in the frozen stages.
     """
 
+    columns: Tensor
+
     def __init__(
         self, network: str, featurizer: nn.Module, classifier: nn.Module, num_domains: int, places
     ):
