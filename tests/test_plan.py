@@ -215,7 +215,7 @@ def test_a_part_of_a_study(tmp_path):
     assert {s.algorithm for s in part} == {"HMOE-DN"}
     assert {s.algorithm for s in filter_runs(digits, ["lambda_kl=3"])} >= {"ERM", "HMOE-DN"}
     for wrong, said in (
-        ("algoritm=ERM", "unknown field or hyper-parameter 'algoritm'. Valid: algorithm, "),
+        ("algoritm=ERM", "unknown field or hyper-parameter 'algoritm'.* Valid: algorithm, "),
         ("algorithm=EMR", "no run has algorithm=EMR. Valid: ERM, HMOE-DL, HMOE-DN, HMOE-ND"),
         ("test_domain=sky", "no run has test_domain=sky. Valid: negative, photo, plain, sketch"),
         ("lambda_kl=7", "no run has lambda_kl=7. Valid: 0.0, 3.0"),

@@ -293,7 +293,7 @@ def scorecard() -> list[Score]:
             scores.append(score)
     return scores
 
-
+# %% ../../nbs/08_report/05_readme.ipynb #def-scorecard-table
 def scorecard_table() -> str:
     """Return the scorecard as Markdown, after the definitions of its words.
 
