@@ -139,8 +139,6 @@ def test_departures_from_the_file_of_a_study_are_named_with_their_owners():
     other = [changed(r, algorithm="GMoE", steps=7) for r in records[:1]] + records[1:]
     named = protocol_diff(frame_of(other), "paper-pacs")
     assert any(line.endswith("table: GMoE") for line in named)
-        line.endswith("table: GMoE") for line in protocol_diff(frame_of(other), "paper-pacs")
-    )
     with pytest.raises(HmoeError, match="unknown study"):
         protocol_diff(frame_of(records), "paper-nothing")
 
