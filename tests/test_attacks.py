@@ -91,7 +91,7 @@ def test_a_state_with_a_callable_is_refused_without_an_import(tripwire, tmp_path
     tree = pytree_text("hmoe_tripwire", "call")
     for header in ({"tree": tree, "plain": "[1]"}, {"tree": json.dumps({"defaultdict": tree})}):
         (tmp_path / "state").write_bytes(sealed({}, **header))
-        with pytest.raises(HmoeError, match="not a saved state"):
+        with pytest.raises(HmoeError, match="saved state"):
             load_state(tmp_path / "state")
     assert not tripwire.exists()
     assert "hmoe_tripwire" not in sys.modules
@@ -128,7 +128,7 @@ TREES = [
 def test_a_tree_of_anything_else_is_refused(tree, tmp_path):
     for whole in (tree, {"list": [tree]}):
         (tmp_path / "state").write_bytes(sealed({"0": torch.zeros(1)}, tree=json.dumps(whole)))
-        with pytest.raises(HmoeError, match="not a saved state"):
+        with pytest.raises(HmoeError, match="saved state"):
             load_state(tmp_path / "state")
 
 
@@ -136,7 +136,7 @@ def test_a_tree_of_anything_else_is_refused(tree, tmp_path):
 def test_a_deep_tree_is_refused(depth, tmp_path):
     text = '{"list":[' * depth + "1" + "]}" * depth
     (tmp_path / "state").write_bytes(sealed({}, tree=text))
-    with pytest.raises(HmoeError, match="not a saved state"):
+    with pytest.raises(HmoeError, match="saved state"):
         load_state(tmp_path / "state")
 
 
@@ -235,7 +235,7 @@ def test_a_record_cannot_name_code_as_its_data_set(
     )
     run_id = with_weights(config, own_store)
     ways = ways_in(config, run_id, own_store, tmp_path)
-    with pytest.raises(HmoeError, match="the data set .* of the record"):
+    with pytest.raises(HmoeError, match="data set.*record"):
         ways["build_dataset"]()
     for name in ("load_model", "load", "load a folder"):  # need no data set, and so ask for none
         ways[name]()
@@ -277,7 +277,7 @@ def test_names_in_weights_that_no_run_writes_are_one_line(names, own_store, tmp_
     content = path.read_bytes()
     header = metadata_of(content) | {"names": json.dumps(NAMES[names])}
     path.write_bytes(sealed(read(content), **header))
-    with pytest.raises(HmoeError, match="the weights .* are cut, damaged"):
+    with pytest.raises(HmoeError, match="weights.*cut, damaged"):
         load(folder)
 
 
@@ -297,7 +297,7 @@ def test_a_record_in_an_exported_folder_that_is_none_is_one_line(record, tmp_pat
 
     text = json.dumps({"record": RECORDS[record], "weights": "default"})
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(HmoeError, match="has no config.json that `hmoe export` wrote"):
+    with pytest.raises(HmoeError, match="no config.json.*`hmoe export`"):
         load(tmp_path)
 
 
@@ -311,7 +311,7 @@ def test_an_edited_configuration_in_an_exported_folder_is_refused(own_store, tmp
     exported = json.loads(path.read_text())
     exported["record"]["config"]["trial_seed"] += 1
     path.write_text(json.dumps(exported))
-    with pytest.raises(HmoeError, match=f"config.json is edited: .*{config.run_id}"):
+    with pytest.raises(HmoeError, match=f"config.json.*edited.*{config.run_id}"):
         load(folder)
 
 
@@ -357,9 +357,9 @@ def test_the_code_kept_in_a_store_runs_only_if_trusted(has_run, own_store, tmp_p
     run_id = with_weights(config, own_store)
     ways = ways_in(config, run_id, own_store, tmp_path)
     del ways["build_dataset"]
-    assert "code stored with the runs" in ways.pop("run")()["reason"]
+    assert "code stored" in ways.pop("run")()["reason"]
     for name, way in ways.items():
-        with pytest.raises(HmoeError, match="code stored with the runs"):
+        with pytest.raises(HmoeError, match="code stored"):
             print(name, way())
         assert not has_run(), name
     load_model(run_id, store=own_store, trust_code=True)
@@ -378,7 +378,7 @@ def test_a_page_of_spectra_runs_no_code_of_a_record(has_run, own_store, own_name
     kept = SimpleNamespace(
         domain_names=names, class_names=list(range(10)), shown=np.arange(4), **pictures
     )
-    with pytest.raises(HmoeError, match="code stored with the runs"):
+    with pytest.raises(HmoeError, match="code stored"):
         _before_training(SimpleNamespace(record=record_of(kept_algorithm(own_store))), kept)
     assert not has_run()
 
@@ -402,14 +402,14 @@ def test_a_graph_of_another_process_is_not_unpickled(tmp_path, monkeypatch):
     (tmp_path / "model.pt2").write_bytes(b"PK")
     with pytest.raises(HmoeError, match="trust_code=True"):
         run_graph(tmp_path / "model.pt2", torch.zeros(1, 3, 16, 16))
-    with pytest.raises(HmoeError, match="not listed in a SHA256SUMS"):
+    with pytest.raises(HmoeError, match="not listed.*SHA256SUMS"):
         run_graph(tmp_path / "model.pt2", torch.zeros(1, 3, 16, 16), trust_code=True)
     assert not loaded
     write_sums(tmp_path, ["model.pt2"])
     with pytest.raises(HmoeError, match="trust_code=True"):
         run_graph(tmp_path / "model.pt2", torch.zeros(1, 3, 16, 16))
     assert not loaded
-    with pytest.raises(HmoeError, match="does not run here"):  # the stand-in returns no graph
+    with pytest.raises(HmoeError, match="not run here"):  # the stand-in returns no graph
         run_graph(tmp_path / "model.pt2", torch.zeros(1, 3, 16, 16), trust_code=True)
     assert loaded
 
@@ -506,7 +506,7 @@ def test_an_archive_unpacks_to_no_more_than_its_limit(tmp_path, monkeypatch):
     refused(store, path, "more than 2,097,152 bytes.*--limit-gib", limit=2 * 2**20)
     monkeypatch.setattr(download, "LEAST_LIMIT", 3 * 2**20)
     refused(store, path, "more than 3,145,728 bytes")
-    assert unpack_runs(store, path, limit=5 * 2**20) == "4 runs added, 0 here already"
+    assert unpack_runs(store, path, limit=5 * 2**20).startswith("4 runs added, 0")
 
 
 def test_a_large_archive_may_unpack_to_twenty_times_its_size(tmp_path, monkeypatch):
@@ -589,7 +589,7 @@ def test_archives_of_data_sets_have_a_limit_too(kind, tmp_path, monkeypatch):
                 archive.writestr(str(i), ZEROS)
     else:
         archive_of(path, [(str(i), ZEROS) for i in range(3)])
-    with pytest.raises(HmoeError, match="unpacks to .*more than 1,048,576"):
+    with pytest.raises(HmoeError, match="unpacks.*more than 1,048,576"):
         download.unpack(path, tmp_path / "target")
 
 
@@ -598,11 +598,11 @@ def test_a_packed_store_is_the_same_archive_byte_by_byte(tmp_path):
     store = RunStore(tmp_path / "store")
     unpack_runs(store, archive_of(tmp_path / "first.tar.gz", files))
     for name in ("one.tar.gz", "two.tar.gz"):
-        assert pack_runs(store, tmp_path / name).startswith(
-            "0 finished or failed and 3 half-done runs"
-        )
+        said = pack_runs(store, tmp_path / name)
+        assert said.startswith("0 finished")
+        assert "3 half-done" in said
     assert (tmp_path / "one.tar.gz").read_bytes() == (tmp_path / "two.tar.gz").read_bytes()
-    with pytest.raises(HmoeError, match="no run to pack"):
+    with pytest.raises(HmoeError, match="to pack"):
         pack_runs(RunStore(tmp_path / "empty"), tmp_path / "none.tar.gz")
     assert not (tmp_path / "none.tar.gz").exists()
 
@@ -723,7 +723,7 @@ def test_an_average_of_averages_without_end_is_refused(name):
 def test_digests_that_are_no_text_are_one_line(content, tmp_path):
     (tmp_path / "SHA256SUMS").write_bytes(content)
     (tmp_path / "x.jsonl").write_text("{}\n")
-    with pytest.raises(HmoeError, match="SHA256SUMS is not UTF-8 text") as caught:
+    with pytest.raises(HmoeError, match="SHA256SUMS.*UTF-8") as caught:
         verify_studies(tmp_path)
     assert "\n" not in str(caught.value)
     done = commands.hmoe("select", "--study", "x", folder=tmp_path, HMOE_RESULTS=str(tmp_path))
@@ -736,7 +736,7 @@ def test_two_digests_of_one_study_are_refused(tmp_path):
     (tmp_path / "x.jsonl").write_text("{}\n")
     digest = hashlib.sha256(b"{}\n").hexdigest()
     (tmp_path / "SHA256SUMS").write_text(f"{'0' * 64}  x.jsonl\n{digest}  x.jsonl\n")
-    with pytest.raises(HmoeError, match="two digests of x.jsonl"):
+    with pytest.raises(HmoeError, match="two digests.*x.jsonl"):
         verify_studies(tmp_path)
 
 
@@ -757,7 +757,7 @@ def test_a_kept_study_file_that_is_no_text_is_one_line(tmp_path):
     study = tmp_path / "mine.toml"
     study.write_text(STUDY)
     (tmp_path / "reports" / "mine.toml").write_bytes(b"\xff\xff\n")
-    with pytest.raises(HmoeError, match="mine.toml is not UTF-8 text"):
+    with pytest.raises(HmoeError, match="mine.toml.*UTF-8"):
         study_file_copy(read_study(str(study)), tmp_path / "reports")
 
 

@@ -73,9 +73,11 @@ def test_default_jobs():
 
 
 def test_half_done_runs_travel_and_go_on(store, tmp_path):
-    assert "1 finished or failed and 1 half-done" in pack_runs(store, tmp_path / "p.tar.gz")
+    said = pack_runs(store, tmp_path / "p.tar.gz")
+    assert "1 finished" in said
+    assert "1 half-done" in said
     home = RunStore(tmp_path / "home")
-    assert unpack_runs(home, tmp_path / "p.tar.gz") == "2 runs added, 0 here already"
+    assert unpack_runs(home, tmp_path / "p.tar.gz").startswith("2 runs added, 0")
     assert outcome(home.read(short_config().run_id)) == outcome(store.read(short_config().run_id))
     resumed = run(short_config("photo"), home)
     assert resumed["resumed"]
@@ -128,7 +130,7 @@ def test_a_finished_run_is_never_replaced_by_a_different_one(store, tmp_path):
     pack_runs(store, tmp_path / "p.tar.gz")
     rewritten(tmp_path / "p.tar.gz", tmp_path / "other.tar.gz", lambda r: r | {"test_size": 1})
     before = store.record_path(short_config().run_id).read_bytes()
-    with pytest.raises(HmoeError, match="finished here and there with different outcomes"):
+    with pytest.raises(HmoeError, match="different outcomes"):
         unpack_runs(store, tmp_path / "other.tar.gz")
     assert store.record_path(short_config().run_id).read_bytes() == before
 
@@ -139,7 +141,7 @@ def test_a_finished_run_is_never_replaced_by_a_different_one(store, tmp_path):
 def test_foreign_members_are_refused(tmp_path, name):
     with tarfile.open(tmp_path / "f.tar.gz", "w:gz") as archive:
         archive.addfile(tarfile.TarInfo(name), io.BytesIO())
-    with pytest.raises(HmoeError, match="not an archive of runs"):
+    with pytest.raises(HmoeError, match="an archive of"):
         unpack_runs(RunStore(tmp_path / "home"), tmp_path / "f.tar.gz")
 
 
@@ -157,7 +159,7 @@ def test_links_cut_files_and_empty_stores(store, tmp_path):
     ):
         with pytest.raises(HmoeError, match=said):
             unpack_runs(RunStore(tmp_path / "home"), tmp_path / f"{name}.tar.gz")
-    with pytest.raises(HmoeError, match="no run to pack"):
+    with pytest.raises(HmoeError, match="to pack"):
         pack_runs(RunStore(tmp_path / "nothing"), tmp_path / "x.tar.gz")
 
 
@@ -198,7 +200,8 @@ def test_parcels_are_added_all_or_none(store, home, tmp_path):
     assert {p.name for p in home.folder.iterdir()} == {short_config("photo").run_id}
     twice = [tmp_path / f"{name}.tar.gz" for name in ("q", "p", "q")]
     done = hmoe("unpack", *twice, folder=tmp_path, HMOE_RUNS=str(home.folder))
-    assert done.stdout.split("\n")[:2] == ["1 run added, 0 here already"] * 2, done.stderr
+    added = [re.findall(r"\d+", line) for line in done.stdout.split("\n")[:2]]
+    assert added == [["1", "0"]] * 2, done.stderr
     assert contents(home.folder) == contents(store.folder)
 
 
@@ -226,7 +229,7 @@ def test_an_error_in_unpacking_takes_back_what_was_added(home, store, tmp_path, 
         if done.returncode == 0:
             break
         assert "No space left" in done.stderr
-        assert "nothing was added. Fix" in done.stderr
+        assert "nothing was added" in done.stderr
         assert contents(home.folder) == before, at
     assert at > 5
     assert contents(home.folder) == contents(store.folder)
@@ -318,9 +321,9 @@ def test_sweep_command_counts_and_goes_on(tmp_path, monkeypatch):
     said = invoke(*"sweep hmoe_fig8 --profile smoke --minutes 0.05 --jobs 1 --device cpu".split())
     assert said.exit_code == 0
     assert "0 failed" in said.output
-    assert "of 4 runs complete" in said.output
+    assert "of 4 runs" in said.output
     assert (
-        "4 of 4 runs complete"
+        "4 of 4"
         in invoke(
             "sweep", "hmoe_fig8", "--profile", "smoke", "--jobs", "1", "--device", "cpu"
         ).output
@@ -345,12 +348,12 @@ def test_profiles_on_real_data_say_what_is_missing(tmp_path, monkeypatch):
     monkeypatch.setenv("HMOE_RUNS", str(tmp_path / "runs"))
     planned = invoke("plan", "hmoe_table4", "--profile", "paper")
     assert planned.exit_code == 0
-    assert planned.output.count("hmoe data download MNIST") == 1
-    assert re.search(r"paper-colored +36 +\? +data not available", planned.output)
+    assert planned.output.count("data download MNIST") == 1
+    assert re.search(r"paper-colored\s+36\s+\?.*not available", planned.output)
     for command in ("sweep", "reproduce"):
         refused = invoke(command, "hmoe_table4", "--profile", "paper")
         assert isinstance(refused.exception, HmoeError)
-        assert "hmoe data download MNIST" in str(refused.exception)
+        assert "data download MNIST" in str(refused.exception)
 
 
 def test_train_takes_precision_and_parity(tmp_path, monkeypatch):

@@ -156,14 +156,15 @@ def test_an_own_class_stands_in_the_table_and_nothing_is_trained_twice(monkeypat
     assert first.table.algorithm.tolist() == ["ERM", name]
     columns = first.table.columns.tolist()
     assert columns[2].startswith("Average")
-    assert columns[3:5] == ["difference to ERM (95 % CI)", "p (Holm)"]
+    assert (columns[3].split(" (")[0], columns[4]) == ("difference to ERM", "p (Holm)")
     assert first.table.iloc[0, 4] == "–"
     assert "95 % CI" in first.table.iloc[1, 3]
     assert first.verdict in repr(first)
-    assert "small_cnn, 16 pixels, 2 updates of 4" in repr(first)
+    assert "small_cnn, 16 pixels" in repr(first)
+    assert ", 2 updates" in repr(first)
     page = first.save(tmp_path / "page.html").read_text()
     assert first.frame.finished.max()[:10] in page
-    assert "Chance is 50.0 %." in page
+    assert "Chance is 50.0" in page
     assert escape(first.verdict) in page
     assert "<svg" in page
     assert "<script" not in page
@@ -186,9 +187,9 @@ def test_a_failed_algorithm_is_a_note_and_a_failed_baseline_an_error():
     (note,) = [note for note in made.notes if note.startswith("failed")]
     assert "ValueError: not today" in note
     assert "of test_compare_call.py" in note
-    assert made.verdict.startswith("Nothing to compare ERM with")
+    assert made.verdict.startswith("Nothing to compare")
     assert len(made.table) == 1
-    with pytest.raises(HmoeError, match="no run of the baseline Failing .*not today"):
+    with pytest.raises(HmoeError, match="baseline Failing.*not today"):
         compare([Failing, "ERM"], tensors(), test_domains=["a"])
 
 
@@ -262,7 +263,7 @@ def test_classes_allow_labels_with_gaps():
     given["b"] = (given["b"][0], given["b"][1] * 0)  # a class that one domain lacks
     assert as_dataset(given, classes=["ant", "bee", "cow"]).labels[1].unique().tolist() == [0]
     made = compare("ERM", given, test_domains=["a"], classes=["ant", "bee", "cow"])
-    assert "Chance is 33.3 %." in made.notes[0]
+    assert "Chance is 33.3" in made.notes[0]
     sets = {domain: TensorDataset(x, 2 * y) for domain, (x, y) in tensors().items()}
     for one in sets.values():
         one.classes = ["ant", "bee", "cow"]
@@ -296,9 +297,9 @@ def test_unknown_algorithms_are_refused():
     for given, said in (("EMR", "unknown algorithm 'EMR'.*ERM"), (int, "nor a subclass"), (3, "3")):
         with pytest.raises(HmoeError, match=said):
             compare([given], tensors())
-    with pytest.raises(HmoeError, match="inside of another definition.*top of its file"):
+    with pytest.raises(HmoeError, match="another definition.*top of"):
         compare([inner], tensors())
-    with pytest.raises(HmoeError, match="no algorithm to train"):
+    with pytest.raises(HmoeError, match="to train"):
         compare([], tensors())
 
 
@@ -357,7 +358,7 @@ def test_a_cell_trains_serially_and_in_parallel_with_equal_records(place, monkey
     store = RunStore(place / "runs" / "two")
     mine = next(r for r in store.scan()[0] if r["config"]["algorithm"] == "Mine (notebook)")
     assert "Noises" not in DATASETS
-    with pytest.raises(HmoeError, match="code stored with the runs.*the folder next to it.*trust"):
+    with pytest.raises(HmoeError, match="code stored.*next to.*trust"):
         load_model(mine["run_id"], store=store)
     model, _ = load_model(mine["run_id"], store=store, trust_code=True)
     assert type(model).__name__ == "Mine"
@@ -395,12 +396,12 @@ def test_a_value_that_is_not_what_its_cell_says_is_refused(monkeypatch, place):
     config = make_config("Of a cell", "DigitDomainsTiny", ["photo"], steps=2)
     assert (config.algorithm, len(config.algorithm_source)) == ("M (notebook)", 12)
     scope["LIST"].append(2)
-    with pytest.raises(HmoeError, match=r"LIST, which M uses, is \[1, 2\] now.* gives \[1\]"):
+    with pytest.raises(HmoeError, match=r"LIST.*\[1, 2\].*\[1\]"):
         compare([scope["M"]], tensors())
     monkeypatch.setattr(main, "_ih", ["", *cells[:2], "%%time\nclass M(ERM): got = LIST"])
-    with pytest.raises(HmoeError, match="M is not defined at the top level of any cell"):
+    with pytest.raises(HmoeError, match="M .*not defined"):
         compare([scope["M"]], tensors())
-    with pytest.raises(HmoeError, match="the name M means another object"):
+    with pytest.raises(HmoeError, match="M.*another object"):
         compare([type("M", (ERM,), {"__module__": "__main__"})], tensors())
 
 
@@ -414,7 +415,7 @@ def test_damaged_kept_data_are_named(place):
     from hmoe_repro.data.registry import _read_kept
 
     _read_kept.cache_clear()
-    with pytest.raises(HmoeError, match="are damaged.*delete the file"):
+    with pytest.raises(HmoeError, match="damaged.*delete"):
         kept_data(fingerprint)
     load_model(made.frame.run_id[0])  # which needs no data
 
@@ -422,6 +423,6 @@ def test_damaged_kept_data_are_named(place):
 def test_a_label_beyond_the_named_classes_is_named():
     x, y = torch.rand(8, 3, 16, 16), torch.arange(8) % 2
     data = {"a": (x, 2 * y), "b": (x / 2, 2 * y)}
-    with pytest.raises(HmoeError, match="'a' has the label 2, of 2 classes.*Fix: .*classes="):
+    with pytest.raises(HmoeError, match="'a'.*label 2.*Fix: .*classes="):
         as_dataset(data, classes=["u", "v"])
     assert as_dataset(data, classes=range(3)).class_names == ["0", "1", "2"]

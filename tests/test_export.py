@@ -131,8 +131,9 @@ def test_a_graph_is_of_the_mode_that_was_asked_for(place, tmp_path):
     found = run_graph(path, given.permute(0, 3, 1, 2).float() / 255)["probability"]
     assert np.abs(found - model.forward_images(given, "mix")["probability"]).max() > TOLERANCE
     assert load_config(tmp_path / "a")["mode"] == "ood"
-    with pytest.raises(HmoeError, match="Valid: mix, max, ood"):
+    with pytest.raises(HmoeError, match="mode.*'best'") as caught:
         export_model(model, tmp_path / "b", "torch-export", mode="best")
+    assert list(caught.value.choices) == ["mix", "max", "ood"]
 
 
 @pytest.mark.slow
@@ -141,7 +142,7 @@ def test_every_algorithm_has_a_graph_or_adapts(name, tmp_path):
     model = trained(RunStore(tmp_path / "runs"), name)
     for mode in model.algorithm.modes:
         if name in ADAPTIVE:
-            with pytest.raises(HmoeError, match="adapts at test time"):
+            with pytest.raises(HmoeError, match="adapts"):
                 export_model(model, tmp_path / mode, "torch-export", mode)
             assert not (tmp_path / mode).exists()
         else:
@@ -177,7 +178,7 @@ def test_a_capacity_has_no_graph(tmp_path):
     model = trained(RunStore(tmp_path / "runs"), "GMoE")
     for layer in expert_layers(model.algorithm):
         layer.evaluation, layer.capacity_factor = "capacity", 1.0
-    with pytest.raises(HmoeError, match="adapts at test time|as a graph in model.pt2"):
+    with pytest.raises(HmoeError, match="adapts|as a graph"):
         export_model(model, tmp_path / "a", "torch-export")
     assert not any(p.name != "runs" for p in tmp_path.iterdir())
 
@@ -187,7 +188,7 @@ def test_a_capacity_has_no_graph(tmp_path):
 
 def test_what_adapts_is_refused_as_a_graph_and_kept_as_weights(place, tmp_path):
     model = place["digits"]["ARM"]
-    with pytest.raises(HmoeError, match="ARM adapts at test time.*--format safetensors"):
+    with pytest.raises(HmoeError, match="ARM adapts.*--format safetensors"):
         export_model(model, tmp_path / "a", "torch-export")
     path, difference = export_model(model, tmp_path / "a")
     assert difference == 0
@@ -210,7 +211,7 @@ def test_an_algorithm_with_a_memory_is_found_out(place, tmp_path):
 
     adapting = replace(model, algorithm=Remembers(model.algorithm))
     adapting.algorithm.hparams = {}
-    with pytest.raises(HmoeError, match="adapts at test time"):
+    with pytest.raises(HmoeError, match="adapts"):
         export_model(adapting, tmp_path / "a", "torch-export")
 
 
@@ -227,7 +228,7 @@ def test_an_algorithm_of_ones_own_becomes_a_graph_that_needs_no_code(place, tmp_
     (tmp_path / "mine.py").write_text(OWN)
     model = trained(place["store"], algorithm_from_file(f"{tmp_path / 'mine.py'}:Sharper"))
     check(model, export_model(model, tmp_path / "a", "torch-export")[0])
-    with pytest.raises(HmoeError, match=r"Sharper \(mine.py\).*Fix: --format torch-export"):
+    with pytest.raises(HmoeError, match=r"Sharper \(mine.py\).*--format torch-export"):
         export_model(model, tmp_path / "b")
 
 
@@ -261,8 +262,9 @@ def test_the_folder_predicts_without_its_run(place, exported, tmp_path, monkeypa
     again = load(exported)
     assert again.expert_names == model.expert_names
     assert again.domain_names == model.domain_names
-    with pytest.raises(HmoeError, match="unknown weights of the folder.*Valid: last"):
+    with pytest.raises(HmoeError, match="unknown weights.*'mix'") as caught:
         load(exported, "mix")
+    assert list(caught.value.choices) == ["last"]
 
 
 def test_what_is_inside_is_the_same_everywhere(place, exported):
@@ -319,20 +321,20 @@ def test_the_card_has_what_a_hub_reads_and_the_numbers_of_the_record(place, tmp_
 
 def test_the_card_of_a_pooled_folder_names_its_held_out_fifth(exported):
     text = (exported / "README.md").read_text(encoding="utf-8")
-    assert "accuracy on the held-out fifth" in text
-    assert "test domain held out" not in text
-    assert "| training domains |" not in text
-    assert "random part of the same folder" in text
+    assert "the held-out fifth" in text
+    assert "domain held out" not in text
+    assert "training domains" not in text
+    assert "same folder" in text
 
 
 def test_nothing_else_is_overwritten(place, exported, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years")
     model = place["digits"]["ERM"]
-    with pytest.raises(HmoeError, match="is not empty, and not a folder that"):
+    with pytest.raises(HmoeError, match="not empty"):
         export_model(model, tmp_path / "mine")
     before = {f.name: f.read_bytes() for f in exported.iterdir()}
-    with pytest.raises(HmoeError, match="has the model of run"):
+    with pytest.raises(HmoeError, match="model of run"):
         export_model(model, exported)
     assert before == {f.name: f.read_bytes() for f in exported.iterdir()}
     assert [f.name for f in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
@@ -349,16 +351,16 @@ def test_a_damaged_graph_is_refused_with_one_line(place, tmp_path):
         damaged.append(bytes(content))
     for content in damaged:
         path.write_bytes(content)
-        with pytest.raises(HmoeError, match="model.pt2 is damaged: its SHA-256.*Fix: copy"):
+        with pytest.raises(HmoeError, match="model.pt2.*SHA-256.*Fix: copy"):
             run_graph(path, images)
     path.write_bytes(whole)
     assert (run_graph(path, images)["probability"] == expected).all()
-    with pytest.raises(HmoeError, match="does not run here on images of shape .2, 1, 16, 16."):
+    with pytest.raises(HmoeError, match=r"not run here.*2,\s1,\s16,\s16"):
         run_graph(path, images[:, :1])
     (path.parent / "SHA256SUMS").unlink()
-    with pytest.raises(HmoeError, match="not listed in a SHA256SUMS beside it"):
+    with pytest.raises(HmoeError, match="not listed.*SHA256SUMS"):
         run_graph(path, images)
-    with pytest.raises(HmoeError, match="none.pt2 does not exist"):
+    with pytest.raises(HmoeError, match="none.pt2.*not exist"):
         run_graph(path.with_name("none.pt2"), images)
 
 
@@ -396,8 +398,9 @@ def test_the_two_ways_to_a_model_give_the_same_one(place, monkeypatch, tmp_path,
     assert not algorithm.training
     pairs = zip(algorithm.state_dict().values(), model.algorithm.state_dict().values())
     assert all(torch.equal(a, b) for a, b in pairs)
-    with pytest.raises(HmoeError, match=f"unknown mode of run {run_id} 'best'. Valid: default"):
+    with pytest.raises(HmoeError, match=f"mode.*{run_id}.*'best'") as caught:
         load(run_id, "best", place["store"])
+    assert list(caught.value.choices) == ["default"]
 
 
 def test_a_damaged_or_exchanged_file_is_refused(place, exported, tmp_path):
@@ -406,13 +409,13 @@ def test_a_damaged_or_exchanged_file_is_refused(place, exported, tmp_path):
     other, _ = export_model(place["digits"]["ERM"], tmp_path / "erm")
     whole = other.read_bytes()
     other.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    with pytest.raises(HmoeError, match="cut, damaged or another model's"):
+    with pytest.raises(HmoeError, match="cut, damaged"):
         load(tmp_path / "erm")
     other.write_bytes((exported / "model.safetensors").read_bytes())
-    with pytest.raises(HmoeError, match="cut, damaged or another model's"):
+    with pytest.raises(HmoeError, match="cut, damaged"):
         load(tmp_path / "erm")
     other.unlink()
-    with pytest.raises(HmoeError, match="has no model.safetensors.*--format safetensors"):
+    with pytest.raises(HmoeError, match="no model.safetensors.*--format safetensors"):
         load(tmp_path / "erm")
 
 

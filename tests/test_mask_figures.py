@@ -40,6 +40,7 @@ ordered_masks = page_functions("dmg_fig4").ordered_masks
 kind_table = page_functions("dmg_fig5").kind_table
 sparse_line = page_functions("dmg_fig6").sparse_line
 
+NUMBERS = re.compile(r"[+-][\d.]+(?=\D)")
 DOMAINS = ("negative", "photo", "plain", "sketch")
 ENVIRONMENT = {"versions": {}, "commit": "0", "device": "cpu", "device_name": "none", "threads": 1}
 
@@ -189,7 +190,7 @@ def test_other_runs_are_left_out_and_two_of_a_cell_refused():
     for function in (mask_scores, place_scores, pair_scores, pair_curves, own_mask_gain):
         assert function(framed()).empty
     twice = mask_scores(framed(run("photo", 0, 0.1), run("photo", 0, 0.1, mask_lr=1.0)))
-    with pytest.raises(HmoeError, match="two of these runs hold out photo with seed 0"):
+    with pytest.raises(HmoeError, match="two.*photo.*seed 0"):
         by_weight(twice, "iou")
     other = run("sketch", 0, 0.1)
     other["config"] |= {"protocol": "domainbed"}
@@ -276,15 +277,16 @@ def test_the_gain_of_the_right_mask_by_hand():
     assert gains.gain.tolist() == pytest.approx([0, 1, 2])
     assert gains.trained.all()
     # a mean of 1 with a standard error of 1 / sqrt(3), and 4.30 of them
-    assert own_mask_line(gains) == (
-        "A domain's own mask differs from the mean of the others on that domain by "
-        "+1.00 (95 % CI -1.48 to +3.48) points, undecided (3 runs, 3 trial seeds)."
-    )
+    line = own_mask_line(gains)
+    assert NUMBERS.findall(line) == ["+1.00", "-1.48", "+3.48"]
+    assert line.endswith("undecided (3 runs, 3 trial seeds).")
     wide = framed(*(run("photo", s, 0.1, own=0.94 + s / 100) for s in range(3)))
     line = own_mask_line(own_mask_gain(wide))
-    assert "+15.00 (95 % CI +12.52 to +17.48) points, significant" in line
-    assert "(one seed) points (1 runs" in own_mask_line(gains[:1])
-    assert own_mask_line(gains[:0]).startswith("No verdict on masks")
+    assert NUMBERS.findall(line) == ["+15.00", "+12.52", "+17.48"]
+    assert "points, significant" in line
+    assert "(one seed)" in own_mask_line(gains[:1])
+    assert "(1 runs" in own_mask_line(gains[:1])
+    assert own_mask_line(gains[:0]).startswith("No verdict on")
 
 
 def test_what_masks_of_undertrained_networks_do_is_stated_with_the_caveat():
@@ -296,8 +298,10 @@ def test_what_masks_of_undertrained_networks_do_is_stated_with_the_caveat():
     assert own_mask_gain(frame).trained.tolist() == [False, True, True]
     line = own_mask_line(own_mask_gain(frame))
     assert "+15.00" in line
-    assert line.endswith("caution: 1 of 3 networks are undertrained.")
-    assert overlap_line(frame).endswith("caution: 1 of these networks are undertrained.")
+    assert line.endswith("networks are undertrained.")
+    assert "1 of 3" in line
+    assert overlap_line(frame).endswith("networks are undertrained.")
+    assert "caution: 1 of" in overlap_line(frame)
 
 
 def test_a_change_is_paired_and_has_its_own_variance():
@@ -315,45 +319,48 @@ def test_a_change_is_paired_and_has_its_own_variance():
     assert table.significant.tolist() == [False, True]
     assert set(table.pairs) == {6}
     line = change_line(table.reset_index(), "Accuracy", "that at 0", "lambda_o")
-    assert line == (
-        "Accuracy differs significantly from that at 0, at lambda_o = 1: -2.0 (95 % CI -3.1 to "
-        "-0.9). It is undecided at lambda_o = 0.1: +0.1 (95 % CI -0.0 to +0.2)."
-    )
+    decided, open_ = line.split(" It is ")
+    assert decided.startswith("Accuracy differs significantly")
+    assert "lambda_o = 1:" in decided
+    assert NUMBERS.findall(decided) == ["-2.0", "-3.1", "-0.9"]
+    assert open_.startswith("undecided")
+    assert "lambda_o = 0.1:" in open_
+    assert NUMBERS.findall(open_) == ["+0.1", "-0.0", "+0.2"]
     alone = weight_changes(others[others.trial_seed == 0], "out_of_domain", base)
     line = change_line(alone, "x", "y", "lambda_o")
-    assert line.startswith("x has no verdict from one seed.")
-    assert "by 0.1: +0.0 (one seed); 1: -2.0 (one seed)." in line
+    assert line.startswith("x has no")
+    assert "0.1: +0.0" in line
+    assert "1: -2.0" in line
+    assert line.count("(one seed)") == 2
     none = weight_changes(others, "out_of_domain", base.assign(trial_seed=base.trial_seed + 9))
-    assert "no two runs pair" in change_line(none, "x", "y", "lambda_o")
+    assert "no two runs" in change_line(none, "x", "y", "lambda_o")
 
 
 def test_masks_that_all_keep_everything_do_not_differ():
     apart = overlap_line(framed(*(spread(run("photo", s, 0.1, APART)) for s in range(2))))
-    assert apart.startswith("Masks of two domains differ: their mean IoU is 0.79 (95 % CI 0.79")
-    assert "keeps 71 % of the neurons (2 runs)" in apart
+    assert "domains differ:" in apart
+    assert "IoU is 0.79" in apart
+    assert "71 % of" in apart
+    assert "(2 runs)" in apart
     same = overlap_line(framed(*(run("photo", s, 0.1) for s in range(2))))
-    assert same.startswith("Masks of two domains are not shown to differ")
-    assert overlap_line(framed()) == "No verdict on the masks: no complete run has any."
+    assert "not shown to" in same
+    assert overlap_line(framed()).startswith("No verdict")
 
 
 def test_only_sparse_masks_that_keep_something_say_whether_they_are_alike():
     scores = mask_scores(framed(*sweep((0.0, 0.01, 0.1, 1.0), knob="lambda_s")), "lambda_s")
-    assert (
-        page_functions("dmg_fig6")
-        .sparse_line(scores)
-        .startswith("Sparse masks: at no weight do masks keep less than 10 %")
-    )
+    assert "at no weight" in sparse_line(scores)
     kept, iou = {0.01: 2.0, 0.1: 9.0, 1.0: 0.0}, {0.01: 0.13, 0.1: 0.6, 1.0: 1.0}
     thin = scores.assign(
         kept=scores.weight.map(kept).fillna(90.0),
         iou=scores.weight.map(iou).fillna(0.9),
         empty=50.0 * (scores.weight == 1),
     )
-    assert sparse_line(thin) == (
-        "Sparse masks are not alike: IoU 0.13 at lambda_s = 0.01, where a mask keeps 2 % of the "
-        "neurons; IoU 0.60 at lambda_s = 0.1, where a mask keeps 9 % of the neurons; at 1 some "
-        "masks keep nothing, and the IoU of two such is 1 by definition."
-    )
+    line = sparse_line(thin)
+    assert "are not alike:" in line
+    found = re.findall(r"IoU ([\d.]+) at lambda_s = ([\d.]+),[^;]* (\d+) %", line)
+    assert found == [("0.13", "0.01", "2"), ("0.60", "0.1", "9")]
+    assert line.split("; ")[2].startswith("at 1 some")
     assert "are alike" in sparse_line(thin[thin.weight != 0.01])
     assert "are inconclusive" in sparse_line(thin[thin.weight == 1])
 
@@ -366,7 +373,8 @@ def test_the_table_has_intervals_and_departures_name_missing_weights():
     assert table["own mask − others"]["0"] == "10.00 ± 0.00"
     assert weight_table(scores[scores.trial_seed == 0])["target, %"][0] == "70.0"
     missing = weight_diff(scores, "paper-dmg-overlap", "lambda_o")
-    assert missing == ["lambda_o: not run: 1e-05, 0.0001, 0.001, 0.01"]
+    (absent,) = (line.removeprefix("lambda_o: not run: ").split(", ") for line in missing)
+    assert absent == ["1e-05", "0.0001", "0.001", "0.01"]
     everything = pd.DataFrame({"weight": [0, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1]})
     assert weight_diff(everything, "paper-dmg-sparsity", "lambda_s") == []
 
@@ -482,8 +490,8 @@ def test_a_page_of_invented_runs(name, tmp_path):
     made = {file.name for file in page.parent.iterdir()}
     assert MADE[name] <= made
     text = page.read_text()
-    assert "network: image_cnn instead of alexnet" in text
-    assert "near_zero: False instead of True" in text
+    assert "image_cnn instead of" in text
+    assert "near_zero: False instead" in text
     assert "as DomainBed does" in text
     for said in SAID[name]:
         assert said in text, said
@@ -495,7 +503,7 @@ def test_a_page_without_any_record(name, tmp_path):
     (tmp_path / "store").mkdir()
     page = render(name, "paper", store=tmp_path / "store", output=tmp_path / "out")
     text = page.read_text()
-    assert re.search("Not run: there are no records of stud(y|ies) `paper-dmg-", text)
+    assert re.search("no records of.*`paper-dmg-", text)
     assert "Not run: `paper-dmg-" in text
     assert "42 runs" in text
     assert not [file for file in page.parent.iterdir() if file.suffix == ".png"]

@@ -186,16 +186,16 @@ def test_a_module_that_cannot_be_carried_is_refused(place, monkeypatch):
         place / "mine.py", "import importlib\nx = importlib.import_module('beside')\n" + FILE
     )
     write(place / "beside.py", "y = 1")
-    with pytest.raises(HmoeError, match="imports your module by a string.*write `import beside`"):
+    with pytest.raises(HmoeError, match="by a string.*`import beside`"):
         enter(path)
     suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
     write(place / f"fast{suffix}", "")
-    with pytest.raises(HmoeError, match="is compiled .*install it as a package"):
+    with pytest.raises(HmoeError, match="compiled.*as a package"):
         enter(write(path, "import fast\n" + FILE))
     hidden = f"import sys\nsys.path.insert(0, {str(place / 'hidden')!r})\nimport not_seen_before\n"
     write(place / "hidden" / "not_seen_before.py", "y = 1")
     monkeypatch.setattr(sys, "path", [*sys.path])
-    with pytest.raises(HmoeError, match="imports .*not_seen_before.py.* is not part of the run"):
+    with pytest.raises(HmoeError, match="not_seen_before.py.*part of"):
         enter(write(path, hidden + FILE))
 
 
@@ -250,7 +250,7 @@ def reading(path, where, how):
 def test_an_undeclared_file_is_named_with_the_line_to_add(place, how):
     save_file({"w": torch.ones(2)}, place / "teacher.pt")
     path = write(place / "mine.py", reading(place / "teacher.pt", "init", READS[how]))
-    with pytest.raises(HmoeError, match=r'teacher.pt, .* files = {"teacher": "teacher.pt"}'):
+    with pytest.raises(HmoeError, match=r'teacher.pt, .*files.*{"teacher": "teacher.pt"}'):
         enter(path)(*SHAPE)
 
 
@@ -262,14 +262,14 @@ def test_it_is_named_wherever_it_is_read_and_whatever_is_caught(place, where, ca
     if caught:
         how = f"\n        try: {how}\n        except Exception: pass"
     cls = enter(write(place / "mine.py", reading(place / "table.json", where, how)))
-    with pytest.raises(HmoeError, match='mine.py reads .*files = {"table": "table.json"}'):
+    with pytest.raises(HmoeError, match='mine.py reads.*files.*{"table": "table.json"}'):
         cls(*SHAPE).update(BATCH)
 
 
 def test_a_file_read_at_import_is_named_and_a_run_is_refused_before_it_begins(place):
     write(place / "table.toml", "x = 1")
     text = f"import tomllib\nX = tomllib.load(open({str(place / 'table.toml')!r}, 'rb'))\n{FILE}"
-    with pytest.raises(HmoeError, match='files = {"table": "table.toml"}'):
+    with pytest.raises(HmoeError, match='files.*{"table": "table.toml"}'):
         enter(write(place / "mine.py", text))
     path = write(place / "own.py", reading(place / "table.toml", "init", "open(PATH)"))
     with pytest.raises(HmoeError, match="own.py reads"):
@@ -283,7 +283,7 @@ def test_it_is_named_if_a_module_beside_or_a_thread_reads_it(place):
     write(place / "beside.py", f"def read(): open({str(place / 'table.json')!r})")
     for call in ("beside.read()", how):
         text = "import beside\n" + reading("x", "init", call)
-        with pytest.raises(HmoeError, match='files = {"table": "table.json"}'):
+        with pytest.raises(HmoeError, match='files.*{"table": "table.json"}'):
             enter(write(place / "mine.py", text))(*SHAPE)
 
 
@@ -353,7 +353,7 @@ TAKEN = {
 def test_another_file_does_not_become_its_own(place, how):
     write(place / "teacher.py", "x = 1")
     text = f"{MODULES}\n" + reading(place / "teacher.py", "init", TAKEN[how])
-    with pytest.raises(HmoeError, match="which is not part of the run|is not part of the run"):
+    with pytest.raises(HmoeError, match="not part of"):
         enter(write(place / "mine.py", text))(*SHAPE)
 
 
@@ -425,7 +425,7 @@ def test_a_damaged_copy_is_refused_unless_the_original_is_there(place):
     )
     (place / "weights" / "teacher.pt").unlink()
     forget()
-    with pytest.raises(HmoeError, match="'teacher' of this run .*teacher.pt, .* is missing or has"):
+    with pytest.raises(HmoeError, match="'teacher'.*teacher.pt.*missing"):
         restore_algorithm(config.algorithm, config.algorithm_source, True)
 
 
@@ -449,7 +449,7 @@ def test_the_original_may_be_opened_while_it_is_what_was_hashed(place):
     cls = ALGORITHMS[short_config(path).algorithm]
     assert cls(*SHAPE).teacher[0] == 7.0
     teach(place, 0.0)
-    with pytest.raises(HmoeError, match="declares, was changed after the run was planned"):
+    with pytest.raises(HmoeError, match="changed after.*planned"):
         cls(*SHAPE)
 
 
@@ -657,7 +657,7 @@ def test_a_reversed_gradient_and_a_cached_function_are_taken(notebook):
     )
     assert ALGORITHMS[algorithm_name(names["Mine"])](*SHAPE).name == "Mine (notebook)"
     names["Reversed"].backward = staticmethod(lambda ctx, g: 2 * g)
-    with pytest.raises(HmoeError, match="Reversed.backward, which Mine uses, differs"):
+    with pytest.raises(HmoeError, match="Reversed.backward.*differs"):
         algorithm_name(names["Mine"])
 
 
@@ -667,15 +667,15 @@ def test_a_class_that_was_changed_after_its_import_is_refused(place, monkeypatch
     mine = importlib.import_module("own_module_of_a_test")
     assert ALGORITHMS[algorithm_name(mine.Mine)](*SHAPE).weight() == 1.0
     mine.C["w"] = 0.0
-    with pytest.raises(HmoeError, match=r"C\['w'\], which Mine uses, is 0.0 now.* gives 1.0"):
+    with pytest.raises(HmoeError, match=r"C\['w'\].*0.0 now.*1.0"):
         algorithm_name(mine.Mine)
     mine.C["w"] = 1.0
     mine.Mine.extra = 1
-    with pytest.raises(HmoeError, match="Mine, which Mine uses, differs"):
+    with pytest.raises(HmoeError, match="Mine, .*differs"):
         algorithm_name(mine.Mine)
     del mine.Mine.extra
     write(place / "own_module_of_a_test.py", FILE.replace('return C["w"]', 'return 2 * C["w"]'))
-    with pytest.raises(HmoeError, match="Mine.weight, .* differs .* restart Python"):
+    with pytest.raises(HmoeError, match="Mine.weight.*differs.*restart Python"):
         algorithm_name(mine.Mine)
     del sys.modules["own_module_of_a_test"]
 

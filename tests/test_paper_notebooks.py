@@ -211,7 +211,7 @@ def test_what_an_artefact_leaves(rendered, name):
         else invented.failed("HMOE-ND", "sketch", 1)
     )
     assert evidence["failed"] == [lost["run_id"]]
-    assert name != "digits_fig5" or "after the last update" in evidence["selection_rule"]
+    assert name != "digits_fig5" or "last update" in evidence["selection_rule"]
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -239,9 +239,11 @@ def test_the_table_page_says_what_it_is_and_what_is_missing(rendered):
     assert "stand-in" in table.splitlines()[0]
     assert "– (0/2)" in table
     page = (folder / "digits_table.ipynb").read_text()
-    assert "missing: HMOE-ND on sketch" in page
-    assert "failed: HMOE-ND on sketch, seed 1" in page
-    assert "NaN loss at step 40" in page
+    assert "HMOE-ND on sketch" in page
+    assert "missing: HMOE-ND" in page
+    assert "failed: HMOE-ND" in page
+    assert "sketch, seed 1" in page
+    assert "NaN loss" in page
     assert "not comparable" in page
     assert "stderr" in (folder / "digits_table.csv").read_text().splitlines()[0]
 
@@ -255,19 +257,16 @@ def test_the_discovery_page_shows_every_run(rendered):
     summary = (folder / "digits_fig5.md").read_text()
     assert "highest possible nmi" in summary
     assert "0.81" in next(line for line in summary.splitlines() if line.startswith("| HMOE-ND"))
-    assert (
-        "by construction: equally loaded experts reach at most 0.81"
-        in (folder / "digits_fig5.ipynb").read_text()
-    )
+    assert "at most 0.81" in (folder / "digits_fig5.ipynb").read_text()
     assert "photo (test)" in (folder / "digits_fig5_confusion.csv").read_text()
 
 
 def test_the_gallery_shows_pictures_tables_and_links_that_exist(rendered):
     folder = rendered / "one" / "figures" / "quick"
     page = (folder / "README.md").read_text()
-    assert "not the papers' protocol" in page
+    assert "papers' protocol" in page
     assert page.count("\n| <img") == len(OURS)
-    assert "Generated from the runs of `hmoe reproduce` on this machine." in page
+    assert "`hmoe reproduce`" in page
     assert "`results/`" not in page
     pictures, pages = re.findall(r'src="([^"]+)"', page), re.findall(r"\]\(([^)#]+)\)", page)
     assert pictures
@@ -278,7 +277,7 @@ def test_the_gallery_shows_pictures_tables_and_links_that_exist(rendered):
     sections = (folder / "index.html").read_text().split('<a id="')[1:]
     assert [section.partition('"')[0] for section in sections] == list(OURS_IN_ORDER)
     for name, section in zip(OURS_IN_ORDER, sections):
-        assert "Verdict, computed from the records:" in section
+        assert "Verdict, computed" in section
         assert "<blockquote>" in section
         linked = set(re.findall(r'(?:href|src)="([^"#]+)"', section))
         assert linked
@@ -288,10 +287,7 @@ def test_the_gallery_shows_pictures_tables_and_links_that_exist(rendered):
 
 def test_the_gallery_of_published_records_says_so(tmp_path):
     folder = notebook(tmp_path / "quick")
-    assert (
-        "Generated from `results/` by `make figures`."
-        in gallery("quick", folder.parent).read_text()
-    )
+    assert "`results/`" in gallery("quick", folder.parent).read_text()
 
 
 def test_the_gallery_says_what_kind_of_study_each_profile_is(tmp_path):
@@ -300,14 +296,15 @@ def test_the_gallery_says_what_kind_of_study_each_profile_is(tmp_path):
         for profile in PROFILES
     }
     assert all(
-        f"Profile `{p}` is a **stand-in**" in notes[p] and "not the papers' protocol" in notes[p]
+        f"`{p}` is a" in notes[p] and "**stand-in**" in notes[p] and "papers' protocol" in notes[p]
         for p in ("smoke", "quick")
     )
     for p in ("mnist", "pacs"):
-        assert f"Profile `{p}` is **reduced**" in notes[p]
-        assert "not the papers' protocol" in notes[p]
-        assert "must not be compared with published ones" in notes[p]
-    assert notes["paper"].startswith("Profile `paper` is **full**")
+        assert f"`{p}` is **reduced**" in notes[p]
+        assert "papers' protocol" in notes[p]
+        assert "not be compared" in notes[p]
+    assert notes["paper"].startswith("Profile `paper`")
+    assert "**full**" in notes["paper"]
     assert "not be compared" not in notes["paper"]
     assert set(notes) == {"smoke", "quick", "mnist", "pacs", "paper"}
 
@@ -318,11 +315,11 @@ def test_pages_answer_their_question_in_computed_lines(rendered):
         (folder / "learning_curves.ipynb").read_text(),
         (folder / "digits_table.ipynb").read_text(),
     )
-    assert "HMOE-DN: gate entropy at the end" in curves
-    assert "below a tenth of its maximum in" in curves
-    assert "domain loss at the end" in curves
+    assert "HMOE-DN: gate entropy" in curves
+    assert "below a tenth" in curves
+    assert "domain loss at" in curves
     assert "in average accuracy" in table
-    assert "after Holm's correction for" in table
+    assert "after Holm's correction" in table
 
 
 def test_the_page_in_contributing_runs(root, tmp_path):
@@ -360,7 +357,7 @@ def test_plain_papermill_runs_a_paper_notebook(fresh_kernels, tmp_path, root, mo
         log_output=False,
     )
     page = (tmp_path / "plain.ipynb").read_text()
-    assert "Profile `quick` is a stand-in study" in page
+    assert "a stand-in" in page
     assert "injected-parameters" not in page
     assert list(tmp_path.glob("hmoe-*/digits_table.csv"))
 
@@ -369,14 +366,14 @@ def test_what_cannot_be_rendered_is_refused_before_anything_is_trained(tmp_path,
     monkeypatch.setattr("hmoe_repro.report.render.util.find_spec", lambda package: None)
     done = hmoe("reproduce", "hmoe_fig3", "--profile", "smoke", folder=tmp_path)
     assert done.returncode == 1
-    assert "pip install papermill ipykernel" in done.stderr
+    assert "papermill ipykernel" in done.stderr
     assert not list(tmp_path.glob("runs/*/"))
 
 
 def test_a_missing_study_is_one_line_with_the_fix(tmp_path):
-    cause = r"digits_table: no records of study 'quick-digits': .*"
-    with pytest.raises(HmoeError, match=cause + r"Fix: `hmoe reproduce --profile quick`") as caught:
+    with pytest.raises(HmoeError, match="digits_table: .*'quick-digits'") as caught:
         render("digits_table", "quick", store=tmp_path, output=tmp_path / "figures")
+    assert "`hmoe reproduce --profile quick`" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert list(snapshot(tmp_path / "figures")) == ["quick/digits_table.failed.log"]
 
@@ -411,9 +408,7 @@ def test_a_failing_notebook_leaves_the_target_untouched(tmp_path):
         notebooks,
         cells=(WRITE.replace("{profile}", "changed"), "def f(): raise KeyError('lost')", "f()"),
     )
-    with pytest.raises(
-        HmoeError, match="page: its notebook failed with KeyError: 'lost'.*page.failed.log"
-    ) as caught:
+    with pytest.raises(HmoeError, match="page: .*KeyError: 'lost'.*page.failed.log") as caught:
         render("page", "quick", output=figures, notebooks=notebooks)
     assert "\n" not in str(caught.value)
     after = snapshot(figures)
@@ -465,12 +460,13 @@ def test_formats_that_are_asked_for_are_written_and_later_removed(tmp_path):
     assert {p.name for p in folder.iterdir()} == {"page.csv", "page.ipynb", "page_more.md"}
     render("page", "quick", **place)
     assert {p.name for p in folder.iterdir()} == {"page.csv", "page.ipynb"}
-    with pytest.raises(HmoeError, match="unknown format 'docx'.*png, pdf, csv, md, tex"):
+    with pytest.raises(HmoeError, match="format 'docx'") as caught:
         render("page", "quick", formats=["docx"], **place)
+    assert list(caught.value.choices) == ["png", "pdf", "csv", "md", "tex"]
 
 
 def test_a_kernel_that_does_not_exist_is_a_clear_error(tmp_path):
-    with pytest.raises(HmoeError, match="page: its notebook failed with NoSuchKernel"):
+    with pytest.raises(HmoeError, match="page: .*NoSuchKernel"):
         render(
             "page",
             "quick",
@@ -481,8 +477,9 @@ def test_a_kernel_that_does_not_exist_is_a_clear_error(tmp_path):
 
 def test_unknown_artefact_and_unwritable_output(tmp_path):
     notebooks = notebook(tmp_path / "nbs")
-    with pytest.raises(HmoeError, match="unknown artefact 'pag'. Valid: page"):
+    with pytest.raises(HmoeError, match="artefact 'pag'") as caught:
         render("pag", "quick", output=tmp_path, notebooks=notebooks)
+    assert list(caught.value.choices) == ["page"]
     (tmp_path / "file").write_text("")
     with pytest.raises(HmoeError, match="cannot write"):
         render("page", "quick", output=tmp_path / "file", notebooks=notebooks)
@@ -518,7 +515,5 @@ def test_an_artefact_owns_the_files_of_its_name_only(tmp_path):
 
 
 def test_an_empty_gallery_says_what_to_do(tmp_path):
-    with pytest.raises(
-        HmoeError, match="nothing is rendered for profile 'quick'.*Fix: `make figures`"
-    ):
+    with pytest.raises(HmoeError, match="profile 'quick'.*`make figures`"):
         gallery("quick", tmp_path)

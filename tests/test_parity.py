@@ -3,6 +3,7 @@ outcome."""
 
 import json
 import math
+import re
 
 import invented
 import numpy as np
@@ -106,14 +107,16 @@ def test_twins_differ_in_the_precision_and_in_nothing_else():
     assert runs[0]["run_id"] != runs[1]["run_id"]
     notes = unpaired_notes(frame)
     assert len(notes) == 2
-    assert notes[0].startswith("no complete run in bf16: ERM on +90%, seed 1 (run ")
-    assert notes[1].startswith("no complete run in float32: ERM on +90%, seed 1 (run ")
+    kinds, rows = zip(*(note.split(" (run")[0].split(": ") for note in notes))
+    assert [kind.split()[-1] for kind in kinds] == ["bf16", "float32"]
+    assert all("no complete run" in kind for kind in kinds)
+    assert {*rows} == {"ERM on +90%, seed 1"}
     more = frame_of([*runs, run("ERM", "+80%", 0, "float32")])
     assert len(precision_pairs(more, "float32", "float32-compile")) == 1
 
 
 def test_a_study_of_precisions_cannot_be_tabulated_unsorted():
-    with pytest.raises(HmoeError, match="choose one kind by a column"):
+    with pytest.raises(HmoeError, match="one kind.*column"):
         run_results(frame_of(study((0, 0, 0))))
 
 
@@ -125,14 +128,15 @@ def test_no_pair_is_an_error_and_a_failure_a_note():
         run("ERM", "-90%", 0, "bf16", status="failed"),
         run("ERM", "-90%", 0, "float32", status="failed"),
     ]
-    with pytest.raises(HmoeError, match="no run is complete in both float32 and bf16. Fix"):
+    with pytest.raises(HmoeError, match="both float32.*bf16"):
         precision_pairs(frame_of(alone))
-    assert [note.split(" (run")[0] for note in unpaired_notes(frame_of(alone))] == [
-        "failed in bf16: ERM on +90%, seed 0",
-        "failed in bf16: ERM on -90%, seed 0",
-        "failed in float32: ERM on +80%, seed 0",
-        "failed in float32: ERM on -90%, seed 0",
-        "no complete run in bf16: ERM on +90%, seed 0",
+    notes = [re.split(" in |: ERM on |, seed ", n)[:3] for n in unpaired_notes(frame_of(alone))]
+    assert [tuple(note) for note in notes] == [
+        ("failed", "bf16", "+90%"),
+        ("failed", "bf16", "-90%"),
+        ("failed", "float32", "+80%"),
+        ("failed", "float32", "-90%"),
+        ("no complete run", "bf16", "+90%"),
     ]
 
 
@@ -227,7 +231,7 @@ def test_the_answer_follows_the_records(shifts, outcome, said):
 
 def test_one_seed_decides_nothing():
     one = summary_of(study((0.03,), noise=(0.0,), domains=("+90%",)))
-    assert parity_verdict(one)[0] == "Not decided: one trial seed gives no standard error."
+    assert parity_verdict(one)[0].startswith("Not decided: one")
     runs = [run("ERM", d, 0, "float32") for d in DOMAINS]
     runs += [run("ERM", d, 0, "bf16", accuracy=0.53 + 0.001 * i) for i, d in enumerate(DOMAINS)]
     assert outcomes(summary_of(runs)).iloc[0] == "unknown"
@@ -241,20 +245,17 @@ def test_a_difference_counts_by_holms_correction_and_the_loss_is_answered_apart(
     summary.loc[row, ["seed_noise", "p"]] = 0.0001, 0.036
     assert outcomes(summary)[row] == "not significant"
     results, loss = parity_verdict(summary)[:2]
-    assert results.startswith("No change beyond seed noise was detected:")
+    assert results.startswith("No change beyond")
     assert "loss" not in results
-    assert loss.startswith(
-        "Of the final loss of training: No change beyond seed noise was detected:"
-    )
-    assert loss.endswith(
-        "Significant only without Holm's correction: ERM (final loss +0.0002, 95 % CI +2e-05 to "
-        "+0.00038)."
-    )
+    assert "No change beyond" in loss
+    rest = loss.partition("without Holm's")[2]
+    assert "ERM (final loss" in rest
+    assert re.findall(r"\+[\d.e-]+\d", rest) == ["+0.0002", "+2e-05", "+0.00038"]
     summary.loc[row, "p"] = 0.000005
     assert outcomes(summary)[row] == "beyond seed noise"
     results, loss = parity_verdict(summary)[:2]
     assert results.startswith("No change")
-    assert "loss of training: Yes: bf16 changes" in loss
+    assert "Yes: bf16 changes" in loss
     assert outcomes(summary.loc[[row]].assign(p=0.036))[row] == "beyond seed noise"
 
 
@@ -262,7 +263,7 @@ def test_what_could_have_been_seen_is_said():
     lines = parity_verdict(
         summary_of(study((0.06, -0.06, 0.01), domains=("-90%",), algorithms=("ERM",)))
     )
-    assert lines[-1] == "A shift as large as the seed noise is not excluded: ERM (accuracy)."
+    assert lines[-1].endswith("excluded: ERM (accuracy).")
     sharp = parity_verdict(summary_of(study((0.002, -0.002, 0.001))))
     assert not any("is not excluded" in line for line in sharp)
 

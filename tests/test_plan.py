@@ -105,7 +105,7 @@ network = "small_cnn"
 hparams.all = { n_converge = 9 }
 """
     )
-    with pytest.raises(HmoeError, match=r"own.toml, line 9: .*n_converge"):
+    with pytest.raises(HmoeError, match=r"own.toml, line 9:.*n_converge"):
         plan_studies([str(tmp_path / "own.toml")], RunStore(tmp_path / "runs"), [])
 
 
@@ -116,13 +116,16 @@ def test_hours_and_memory_of_a_plan():
     known = StudyPlan("b", 4, 2, [3600.0, 3600.0], memory=2048)
     half = StudyPlan("c", 4, 3, [3600.0])
     assert [done.time(), known.time()] == ["0 minutes", "2.0 hours"]
-    assert half.time() == "at least 60 minutes"
+    assert half.time().endswith("least 60 minutes")
     assert StudyPlan("d", 4, 3, []).time() == "not measured"
     about, unknown, memory = Plan([done, known, half], "a GPU").lines(jobs=2)
-    assert about.startswith("At least 1.5 hours with 2 jobs,")
+    assert "least 1.5 hours" in about
+    assert "with 2 jobs" in about
     assert "(a GPU)" in about
-    assert unknown.startswith("2 runs are of a kind that was not measured on this device (a GPU)")
-    assert memory == "A job needs up to 2.0 GiB of memory."
+    assert unknown.startswith("2 runs")
+    assert "not measured" in unknown
+    assert "(a GPU)" in unknown
+    assert "2.0 GiB" in memory
     assert Plan([done], "cpu").lines(jobs=1)[0].startswith("About 0 minutes")
 
 
@@ -288,7 +291,8 @@ def test_a_plan_counts_what_a_sweep_trains(words, tmp_path, monkeypatch, own_nam
     assert isinstance(swept.exception, ZeroDivisionError), swept.output
     ids = {config.run_id for config in trained}
     assert len(ids) == len(trained) == missing > 0
-    assert f": {missing} runs, {missing} to train on cpu" in swept.output
+    assert f": {missing} runs, {missing}" in swept.output
+    assert "on cpu" in swept.output
     if "--n-hparams" in words:
         assert {config.hparams_seed for config in trained} == set(
             range(int(words[words.index("--n-hparams") + 1]))
@@ -344,14 +348,16 @@ def test_outcomes_are_counted_and_refused(tmp_path):
         },
         store,
     )
-    assert mixed.summary() == (
-        "1 of 5 runs complete, 2 unfinished (1 begun), 1 locked by another process, 1 failed"
-    )
-    with pytest.raises(HmoeError, match="1 of 5 runs failed. The first is bad: the loss is NaN"):
+    complete, unfinished, locked, failed = mixed.summary().split(", ")
+    assert complete.startswith("1 of 5")
+    assert unfinished == "2 unfinished (1 begun)"
+    assert locked.startswith("1 locked")
+    assert failed == "1 failed"
+    with pytest.raises(HmoeError, match="1 of 5.*failed.*bad: the loss"):
         mixed.refuse_failed()
-    with pytest.raises(HmoeError, match=r"another process \(theirs, ...\)"):
+    with pytest.raises(HmoeError, match=r"process \(theirs, ...\)"):
         mixed.refuse_elsewhere()
-    with pytest.raises(HmoeError, match="run begun ended as unfinished: the time was up"):
+    with pytest.raises(HmoeError, match="begun.*unfinished: the time"):
         mixed.refuse_incomplete()
     fine = Outcomes({"fine": ("complete", None)}, store)
     fine.refuse_failed(), fine.refuse_elsewhere(), fine.refuse_incomplete()
@@ -391,7 +397,8 @@ def test_a_log_has_a_line_for_each_run_and_a_terminal_for_what_went_wrong(termin
             assert "1/2 runs" in drawn(progress)
             assert str(good) not in drawn(progress)
     said = screen.getvalue()
-    assert f"[2/2] {bad} ({bad.run_id}): failed: the loss is NaN" in said
+    assert f"[2/2] {bad} ({bad.run_id}): failed:" in said
+    assert "is NaN" in said
     assert (f"[1/2] {good} ({good.run_id}): 0 s" in said) != terminal
     if not terminal:
         assert len(said.splitlines()) == 2

@@ -77,20 +77,19 @@ def report(here, there):
 
 def test_records_that_are_equal_are_the_same_to_the_bit(there):
     slower = [r | {"wall_time_s": 1.0, "finished": "later"} for r in shifted(there, 0)]
-    assert report(slower, there) == [
-        "bitwise identical",
-        "36 of 36 records equal the published ones.",
-    ]
+    first, total = report(slower, there)
+    assert first == "bitwise identical"
+    assert total.startswith("36 of 36")
 
 
 def test_another_rounding_with_the_same_findings(there):
     first, total, study, page, old, new = report(shifted(there, 0.4, algorithm="ERM"), there)
-    assert first == (
-        "same findings, different rounding (on another processor instead of an invented processor)"
-    )
-    assert total == "24 of 36 records equal the published ones."
+    assert first.startswith("same findings, different")
+    assert "another processor instead" in first
+    assert total.startswith("24 of 36")
     assert study == f"quick-digits: {total}"
-    assert page == "page: the verdict has other lines"
+    assert page.startswith("page: ")
+    assert "other lines" in page
     assert old.startswith("  - Best")
     assert new.startswith("  + Best")
 
@@ -98,10 +97,11 @@ def test_another_rounding_with_the_same_findings(there):
 def test_other_findings_are_named(there):
     "ERM falls by forty points on all test domains: four cells, and what the verdict says."
     lines = report(shifted(there, -40, algorithm="ERM"), there)
-    assert lines[0].startswith(
-        "different findings: 4 of 28 mean accuracies changed by more than chance; "
-    )
-    assert "another verdict on ERM is last (quick-digits) (on another processor" in lines[0]
+    assert lines[0].startswith("different findings:")
+    assert "4 of 28" in lines[0]
+    assert "another verdict" in lines[0]
+    assert "(quick-digits)" in lines[0]
+    assert "another processor" in lines[0]
     off = next(line.split() for line in lines if {"ERM", "photo"} <= {*line.split()})
     assert float(off[5]) == pytest.approx(float(off[4]) - 40, abs=0.11)
     assert any(line.startswith("  + Best") and line.endswith(") is last.") for line in lines)
@@ -115,7 +115,7 @@ def test_a_few_cells_beyond_are_chance_and_many_are_not(there):
         return compared({"s": (shifted(there, -1.2 * limit, **only), there)}, {})[0]
 
     assert first(algorithm="ERM", test_domains=["photo"]).startswith("same findings")
-    assert re.match(r"different findings: \d\d of 28 mean accuracies", first())
+    assert re.match(r"different findings:\s\d\d of 28", first())
     assert [by_chance(n) for n in (1, 4, 20, 100, 638)] == [0, 1, 2, 9, 42]
 
 
@@ -123,7 +123,8 @@ def test_a_run_that_failed_here_is_another_finding(there):
     here = copy.deepcopy(there)
     here[0] |= {"status": "failed", "selected": {}, "checkpoints": []}
     lines = compared({"s": (here, there)}, {})
-    assert lines[0].startswith("different findings: 1 run failed on one side only")
+    assert lines[0].startswith("different findings:")
+    assert "1 run failed" in lines[0]
     assert "35 of 36" in lines[1]
 
 
@@ -156,10 +157,12 @@ def test_lines_of_two_verdicts_are_compared_and_so_are_the_claims():
     old = PageVerdict(["In 4 of 12 runs.", "Different: IRM (-4.5)."], {claim: "supported"})
     assert changed_lines(old, old) == [] == changed_claims(old, old)
     new = old._replace(lines=["In 5 of 12 runs.", "Different: IRM (-4.5)."])
-    assert changed_lines(old, new) == ["- In 4 of 12 runs.", "+ In 5 of 12 runs."]
+    assert changed_lines(old, new) == [f"- {old.lines[0]}", f"+ {new.lines[0]}"]
     assert changed_claims(old, new) == []  # the numbers of a sentence are no finding
     judged = old._replace(claims={claim: "inconclusive", other: "supported"})
-    assert changed_claims(old, judged) == ["masks beat heads (quick-dmg)"]
+    (one,) = changed_claims(old, judged)
+    assert "masks beat heads" in one
+    assert "(quick-dmg)" in one
     assert changed_claims(judged, judged._replace(claims={})) == []  # not run there
 
 
@@ -178,28 +181,27 @@ def test_what_differs_between_machines_is_said(there):
 
     portable = made(determinism="portable")
     gpu = circumstances(made(determinism="cuda", device="cuda", device_name="a GPU"), portable)
-    assert gpu == (
-        "determinism cuda instead of portable, on a GPU instead of an invented processor"
-    )
-    assert (
-        circumstances(frame_of(there), portable) == "on an equal processor with equal versions"
-    )  # not recorded then
+    kind, device = gpu.split(", ")
+    assert kind.split(" instead of ") == ["determinism cuda", "portable"]
+    assert device.split(" instead of ") == ["on a GPU", "an invented processor"]
+    same = circumstances(frame_of(there), portable)  # not recorded then
+    assert "equal processor" in same
+    assert "equal versions" in same
     newer = made(versions={"torch": "2.14.0"}, library="x")
-    assert circumstances(newer, portable) == "torch 2.14.0 instead of 2.13.0"
-    assert circumstances(made(library="x"), made(library="y")) == "library x instead of y"
+    assert circumstances(newer, portable).split(" instead of ") == ["torch 2.14.0", "2.13.0"]
+    other = circumstances(made(library="x"), made(library="y"))
+    assert other.split(" instead of ") == ["library x", "y"]
 
 
 def test_studies_are_added_up_and_new_ones_named(there):
     lines = compared({"a": (there, there), "b": (there[:3], there[:3]), "c": (there[:1], [])})
-    assert lines == [
-        "bitwise identical",
-        "39 of 39 records equal the published ones.",
-        "c: nothing is published to compare with.",
-    ]
-    assert compared({"c": (there, [])}) == [
-        "nothing published to compare with",
-        "c: nothing is published to compare with.",
-    ]
+    first, total, new = lines
+    assert first == "bitwise identical"
+    assert total.startswith("39 of 39")
+    assert new.startswith("c: nothing")
+    first, again = compared({"c": (there, [])})
+    assert first.startswith("nothing published")
+    assert again == new
 
 
 def test_only_the_outcome_is_counted(there):
@@ -211,14 +213,14 @@ def test_only_the_outcome_is_counted(there):
     assert not result.failed.any()
     absent = result.run_id[result.side == "published"]
     assert absent.tolist() == [there[-1]["run_id"]]
-    assert (
-        describe(result) == "34 of 35 records equal the published ones, 1 are not published, "
-        "1 published ones were not repeated."
-    )
+    equal, new, lost = describe(result).split(", ")
+    assert equal.startswith("34 of 35")
+    assert re.match("1 .*not published", new)
+    assert re.match("1 .*not repeated", lost)
     nan = copy.deepcopy(there)
     nan[0]["checkpoints"][0]["losses"]["loss"] = math.nan
     assert not compare_runs(frame_of(nan), frame_of(copy.deepcopy(nan))).different.any()
-    assert describe(pd.concat([result, result])).startswith("68 of 70 records equal")
+    assert describe(pd.concat([result, result])).startswith("68 of 70")
 
 
 def test_the_published_pages_are_those_of_the_committed_figures(root):
@@ -243,12 +245,13 @@ def test_what_is_published_is_rendered_trained_and_compared(
     how = SweepOptions(RunStore(tmp_path / "runs"), "cpu", jobs=1)
     pages, made, said = [("bench", "speed")], tmp_path / "made", []
     reproduce_published(pages, frame_of([record]), how, made, said.append)
-    assert said[0].startswith("renders 1 page and trains 1 run afresh. The first picture")
-    assert {
-        "1 of 1 pages rendered",
-        "3 of 3 tables equal the committed ones",
-        "1 of 1 records bitwise identical to the published ones",
-    } <= set(said)
+    assert "1 page and" in said[0]
+    assert "1 run afresh" in said[0]
+    found = [re.match(r"(\d+) of (\d+) (\w+)(.*)", line) for line in said]
+    counts = {m[3]: (m[1], m[2]) for m in found if m}
+    assert (counts["pages"], counts["tables"]) == (("1", "1"), ("3", "3"))
+    assert counts["records"] == ("1", "1")
+    assert any(m and m[4].startswith(" bitwise identical") for m in found)
     assert 'href="bench/index.html"' in (made / "index.html").read_text()
     assert "<table>" in (made / "bench" / "index.html").read_text()
     table = tmp_path / "figures" / "bench" / "speed_targets.csv"

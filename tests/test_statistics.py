@@ -3,6 +3,7 @@ the published records' recomputed values, the crossed bootstrap against all draw
 
 import itertools
 import math
+import re
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -123,10 +124,11 @@ def test_seeds_that_agree_are_no_proof_of_a_difference():
     alone = contrast(study(CORAL=[[1.0, 2.0, 0.0, 3.0]] * 2), "CORAL")
     assert alone[["low", "high"]].isna().all(axis=None)  # not in a table of contrasts alone
     assert found.p[2] == 1
-    assert contrast_text(found.iloc[0]) == "+1.0 (equal in all seeds)"
+    assert contrast_text(found.iloc[0]).startswith("+1.0 (equal in")
     said = accuracy_verdict(study(CORAL=[[1.0, 2.0, 0.0, 3.0]] * 2))
-    assert said.startswith("Not decided: no variance over seeds;")
-    assert "none of 1 diff" in said
+    assert said.startswith("Not decided")
+    assert "no variance" in said
+    assert "none of 1" in said
 
 
 def correlated(seeds, correlation=0.5, domains=4):
@@ -200,7 +202,7 @@ def test_a_bootstrap_of_zero_width_is_no_interval():
     assert value == 15
     assert math.isnan(low)
     assert math.isnan(high)
-    assert sensitivity_line(grid).endswith("is +15.0 points (no interval: equal in all draws).")
+    assert sensitivity_line(grid).partition("+15.0 points ")[2].startswith("(no interval")
 
 
 def test_an_open_interval_is_undecided_and_never_equality():
@@ -208,7 +210,7 @@ def test_an_open_interval_is_undecided_and_never_equality():
     assert gain_words(interval) == "undecided"
     assert gain_words(mean_interval(pd.DataFrame({"a": [1.0, 1.1, 1.2]}))) == "higher"
     small = mean_interval(pd.DataFrame({"a": [0.1, 0.11, 0.12]}))
-    assert gain_words(small) == "higher, too small to matter"
+    assert gain_words(small).startswith("higher, too small")
 
 
 def test_missing_runs_and_one_seed_give_no_interval():
@@ -225,16 +227,17 @@ def test_missing_runs_and_one_seed_give_no_interval():
 
 def test_what_cannot_be_compared_is_said():
     frame = study(CORAL=GRID, HMOE_DN=GRID)
-    with pytest.raises(HmoeError, match="'MMD'. Valid: ERM, CORAL, HMOE-DN"):
+    with pytest.raises(HmoeError, match="'MMD'") as caught:
         contrast(frame, "MMD")
-    with pytest.raises(HmoeError, match="column of these results 'lrr'"):
+    assert caught.value.choices == ["ERM", "CORAL", "HMOE-DN"]
+    with pytest.raises(HmoeError, match="column.*'lrr'"):
         contrast(frame, {"lrr": 1})
-    with pytest.raises(HmoeError, match="two of these runs hold out negative with seed 0"):
+    with pytest.raises(HmoeError, match="two.*negative.*seed 0"):
         contrast(frame, {"algorithm": ["ERM", "CORAL"]})
     apart = frame_of([run("ERM", "photo", 0, 0.5), run("CORAL", "photo", 1, 0.5)])
-    with pytest.raises(HmoeError, match="no trial seed and test domain in common"):
+    with pytest.raises(HmoeError, match="in common"):
         contrast(apart, "CORAL")
-    with pytest.raises(HmoeError, match="nothing to compare ERM with"):
+    with pytest.raises(HmoeError, match="nothing.*ERM"):
         contrasts(frame[frame.algorithm == "ERM"])
     assert list(paired_values(frame, ("HMOE-DN", "ood"), "ERM").columns) == list(DOMAINS)
 
@@ -252,7 +255,7 @@ def test_holm_against_statsmodels_and_rates_against_brute_force():
         assert share == k / n
         assert k == 0 or tail(low, range(k, n + 1)) == pytest.approx(0.025)
         assert k == n or tail(high, range(k + 1)) == pytest.approx(0.025)
-    assert rate_text(4, 12) == "4 of 12 (95 % CI 10 to 65 %)"
+    assert re.findall(r"\d+", rate_text(4, 12)) == ["4", "12", "95", "10", "65"]
     with pytest.raises(HmoeError):
         rate(5, 4)
 
@@ -274,11 +277,13 @@ def test_one_algorithm_of_table_1_on_the_digits_is_better_than_erm():
     assert mixup.difference == pytest.approx(9.07, abs=0.01)
     assert not mixup.significant
     verdict = accuracy_verdict(frame)
-    assert verdict.startswith(
-        "DANN +13.0 points (95 % CI +9.2 to +16.8), IGA -52.6 (95 % CI -56.4 to -48.8) against "
-        "ERM, significant after Holm's correction for the 49 rows of this table; undecided for the "
-        "other 47 of 49 rows (closest: "
-    )
+    decided, _, rest = verdict.partition(" against ")
+    assert re.findall(r"(\w+) ([+-][\d.]+)", decided) == [
+        *(("DANN", "+13.0"), ("CI", "+9.2"), ("to", "+16.8")),
+        *(("IGA", "-52.6"), ("CI", "-56.4"), ("to", "-48.8")),
+    ]
+    assert "the 49 rows" in rest
+    assert "47 of 49" in rest
     assert list(contrast_table(frame).algorithm).count("DANN") == 1
 
 
@@ -290,7 +295,7 @@ def test_on_rotated_mnist_small_differences_are_decided_beside_an_unstable_row()
     assert mix.low > 0
     assert mix.significant
     verdict = accuracy_verdict(frame)
-    assert verdict.startswith("HMOE-DL MIX +1.2 points")
+    assert verdict.startswith("HMOE-DL MIX +1.2")
     assert "HMOE-DN OOD -17.2" in verdict
     more = results(["mnist-rotated", "mnist-rotated-baselines"])
     mldg = average(more, "MLDG")
@@ -344,16 +349,17 @@ def three():
 def test_the_verdict_begins_with_the_answer():
     frame = three()
     verdict = accuracy_verdict(frame)
-    assert verdict.startswith("CORAL +2.0 points (95 % CI")
-    assert ", HMOE-DN MIX -9.0 (95" in verdict
-    assert "correction for the 5 rows of this table; undecided for the other 1 of 5 rows" in verdict
-    assert "On single test domains" in verdict
+    assert verdict.startswith("CORAL +2.0 points")
+    assert ", HMOE-DN MIX -9.0" in verdict
+    assert "the 5 rows" in verdict
+    assert "1 of 5" in verdict
+    assert "single test domains" in verdict
     assert "of 20 differences" in verdict
     few = accuracy_verdict(frame[frame.algorithm != "HMOE-DN"])
     assert few.startswith("CORAL +2.0 points")
-    assert "for the 2 rows of this table" in few
+    assert "the 2 rows" in few
     noise = accuracy_verdict(frame[frame.algorithm.isin(["ERM", "MMD"])])
-    assert noise.startswith("Undecided: no row differs significantly from ERM in average")
+    assert noise.startswith("Undecided: no row")
     assert "(closest: MMD " in noise
     assert "95 % CI" in noise
     against = accuracy_verdict(frame, ("HMOE-DN", "mix"))
@@ -393,32 +399,34 @@ def test_a_stated_contrast_does_not_depend_on_the_other_rows_of_its_table():
 
 def test_a_table_says_for_how_many_rows_it_is_corrected():
     frame = three()
-    assert correction_note(contrasts(frame)) == (
-        "after Holm's correction for the 5 rows of this table"
-    )
+    note = correction_note(contrasts(frame))
+    assert note.startswith("after Holm's")
+    assert "the 5 rows" in note
     some = frame[frame.algorithm.isin(["ERM", "CORAL", "MMD"])]
     with_one = contrasts(some, stated=[("MMD", "default")])
-    assert correction_note(with_one) == (
-        "MMD, the contrast of the claim, uncorrected; "
-        "the other 1 row of this table after Holm's correction"
-    )
+    stated, others = correction_note(with_one).split("; ")
+    assert stated.split(", ")[::2] == ["MMD", "uncorrected"]
+    assert "other 1 row" in others
+    assert "Holm" in others
     verdict = accuracy_verdict(some, stated=[("CORAL", "default")])
-    assert verdict.startswith("CORAL is 2.0 points above ERM (95 % CI +")
-    assert "the contrast of the claim, uncorrected" in verdict
-    assert "No other row differs significantly from ERM" in verdict
-    assert "for the other 1 row of this table" in verdict
+    assert verdict.startswith("CORAL is 2.0")
+    assert "claim, uncorrected" in verdict
+    assert "No other row" in verdict
+    assert "other 1 row" in verdict
     assert accuracy_verdict(some, stated=[("MMD", "default")]).startswith("Undecided: MMD ")
 
 
 def test_one_seed_decides_nothing_and_one_algorithm_has_no_contrast():
     frame = three()
     one = accuracy_verdict(frame[frame.trial_seed == 1])
-    assert one.startswith("Not decided: one trial seed; in points against ERM: HMOE-DN MIX -")
+    assert one.startswith("Not decided: one")
+    assert "HMOE-DN MIX -" in one
     alone = frame[frame.algorithm == "ERM"]
-    assert accuracy_verdict(alone).startswith("Nothing to compare ERM with")
+    assert accuracy_verdict(alone).startswith("Nothing to compare")
     assert minimum_detectable_difference(alone).detectable.notna().all()
-    with pytest.raises(HmoeError, match="'Fish'. Valid: ERM, CORAL, MMD, HMOE-DN"):
+    with pytest.raises(HmoeError, match="'Fish'") as caught:
         accuracy_verdict(frame, "Fish")
+    assert caught.value.choices == ["ERM", "CORAL", "MMD", "HMOE-DN"]
 
 
 def test_the_table_of_contrasts_has_every_row_and_its_domains():
@@ -481,7 +489,7 @@ def test_a_long_forest_keeps_the_papers_methods_the_significant_rows_and_both_en
     assert len(rows) == 20
     assert set(rows) == kept | ends
     assert rows == sorted(rows, key=effects.get, reverse=True)
-    assert forest_note(table) == "20 of 43 rows; the rest in the table"
+    assert forest_note(table).startswith("20 of 43")
     figure = forest_plot(table)
     assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == rows
     plt.close(figure)
@@ -543,7 +551,10 @@ def test_an_effect_is_the_mean_difference_of_pairs_with_its_interval_over_seeds(
     assert table.loc["late", "difference"] == pytest.approx(0)
     assert (table.pairs == 6).all()
     lines = effect_lines(table.reset_index())
-    assert lines[0].startswith("wide: 1 − 0 +3.2 (95 % CI +2.7 to +3.7) points, 6 pairs, signif")
+    name, _, change = lines[0].partition(": 1 − 0 ")
+    assert name == "wide"
+    assert re.findall(r"[+-][\d.]+", change) == ["+3.2", "+2.7", "+3.7"]
+    assert "6 pairs, significant" in change
     assert lines[1].endswith("undecided.")
     single = main_effects(frame[frame.trial_seed == 0], {"wide": "wide"})
     assert pd.isna(single.low[0])
@@ -555,7 +566,7 @@ def test_an_effect_that_is_equal_in_all_seeds_is_not_called_one_seed():
     runs = [run("net", "ink", s, 0.5 + 0.1 * wide + 0.01 * s, wide=wide) for wide, s in points]
     effects = main_effects(frame_of(runs), {"wide": "wide"})
     assert effects.freedom.tolist() == [math.inf]
-    assert "(equal in all seeds)" in effect_lines(effects)[0]
+    assert "(equal in" in effect_lines(effects)[0]
 
 
 def test_a_baseline_may_be_named_as_a_list_or_by_its_columns():

@@ -283,7 +283,7 @@ def test_what_was_checked_is_told_from_data_that_are_not_here(tmp_path, monkeypa
     monkeypatch.setenv("HMOE_DATA", str(tmp_path))  # what is kept is kept for each folder
     configs, reason = configs_or_reason("mnist-rotated")
     assert configs is None
-    assert "hmoe data download MNIST" in reason.fix
+    assert "data download MNIST" in reason.fix
     assert "mnist-rotated.toml, line" in str(reason)
     assert count_runs("mnist-rotated") == 54
 
@@ -539,7 +539,7 @@ def test_a_wrong_search_names_its_line(small, old, new, said):
 
 def test_an_algorithm_without_anything_to_search_is_refused(small):
     only = "[search]\ntrials = 4\nlambda_kl = { uniform = [0.1, 3.0] }\n\n[hparams.all]"
-    with pytest.raises(HmoeError, match="ERM has none of lambda_kl"):
+    with pytest.raises(HmoeError, match="ERM.*none.*lambda_kl"):
         check_study(small(("[hparams.all]", only)))
 
 
@@ -578,7 +578,7 @@ def test_a_sweep_may_set_what_a_study_gives_or_draws(small):
     assert len({s.run_id for s in found}) == len(kept)
     assert {s.hparams_seed for s in found} == {2}
     assert {(s.hparams["lr"], s.hparams["batch_size"]) for s in found} == {(0.3, 9)}
-    with pytest.raises(HmoeError, match="ERM on DigitDomainsTiny: unknown hyper-parameter 'lambda"):
+    with pytest.raises(HmoeError, match="ERM.*DigitDomainsTiny.*'lambda"):
         with_settings(path, kept, {"lambda_kl": 1.0})
 
 
@@ -665,7 +665,7 @@ def test_a_mistake_names_its_line_and_what_is_valid(small, right, wrong, line, m
 def test_what_only_the_data_can_tell_names_its_line_too(small):
     "A hyper-parameter that exists only beside another value of a second one."
     path = small(("batch_size = 8", "resnet_dropout = 0.5"))
-    with pytest.raises(HmoeError, match="small.toml, line 20: ERM.*resnet_dropout"):
+    with pytest.raises(HmoeError, match="line 20: ERM.*resnet_dropout"):
         study_configs(path)
 
 
@@ -681,10 +681,10 @@ def test_files_and_names_that_are_no_studies(tmp_path, small):
     (tmp_path / "latin.toml").write_bytes(b"title = '\xe9'")
     with pytest.raises(HmoeError, match="not UTF-8"):
         read_study(tmp_path / "latin.toml")
-    with pytest.raises(HmoeError, match="/quick-digits.toml: the library .*_files/quick-digits"):
+    with pytest.raises(HmoeError, match="/quick-digits.toml: .*_files/quick-digits"):
         read_study(small(name="quick-digits.toml"))
     for name in ("...toml", "-x.toml", "a b.toml"):
-        with pytest.raises(HmoeError, match="cannot be the name of a study.*Fix: letters"):
+        with pytest.raises(HmoeError, match="the name.*Fix: letters"):
             report_study(small(name=name), output=tmp_path / "pages" / "reports")
     assert not (tmp_path / "pages").exists()
 
@@ -703,7 +703,7 @@ def test_two_files_of_one_name_share_no_page_and_no_records(small, tmp_path, mon
     for _ in range(2):
         assert report_study(first, output=reports) == "page"
     kept = (reports / "small.toml").read_text()
-    assert kept.startswith("# the study file at ../a/small.toml\n")
+    assert kept.splitlines()[0].endswith(" ../a/small.toml")
     assert kept.endswith(texts[0])
     both = f"{second} and {first} are two studies of one name, and .*small.jsonl can .* Fix: rename"
     with pytest.raises(HmoeError, match=both):
@@ -713,10 +713,10 @@ def test_two_files_of_one_name_share_no_page_and_no_records(small, tmp_path, mon
         == report_study(second, output=tmp_path / "other")
         == "page"
     )
-    with pytest.raises(HmoeError, match="a/small.toml and .*tmp.*small.toml are two studies"):
+    with pytest.raises(HmoeError, match="a/small.toml.*tmp.*small.toml.*two studies"):
         report_study(first, output=second.parent)  # which would replace a file of one's own
     assert second.read_text() == texts[1]
-    with pytest.raises(HmoeError, match="a/small.toml and .*b/small.toml are two .* Fix: rename"):
+    with pytest.raises(HmoeError, match="a/small.toml.*b/small.toml.*Fix: rename"):
         publish_studies([str(first), str(second)], RunStore(tmp_path / "runs"))
     same.unlink()
     assert report_study(first, output=reports) == "page"  # a file that was moved
@@ -732,16 +732,16 @@ def test_a_study_is_published_as_its_runs_end(tmp_path, monkeypatch):
     head += 'test_domains = ["photo"]\n'
     path.write_text(f'{head}seeds = 2\nsteps = 1\nnetwork = "small_cnn"\n')
     first, second = study_configs(str(path))
-    with pytest.raises(HmoeError, match="no run of study 'two' is complete. Fix: .hmoe sweep two"):
+    with pytest.raises(HmoeError, match="no run.*'two'.*hmoe sweep"):
         publish_studies([str(path)], store, partial=True)
     run(first, store)
     assert publish_studies([str(path)], store, True) == {tmp_path / "results" / "two.jsonl": 1}
     kept = (tmp_path / "results" / "two.jsonl").read_text()
-    with pytest.raises(HmoeError, match="1 of 2 runs of study 'two' have no record yet"):
+    with pytest.raises(HmoeError, match="1 of 2.*'two'"):
         publish_studies([str(path)], store)
     store.path(first.run_id).rename(tmp_path / "elsewhere")
     run(second, store)
-    with pytest.raises(HmoeError, match=f"1 published run of .* would be lost: {first.run_id}"):
+    with pytest.raises(HmoeError, match=f"1 published.*lost: {first.run_id}"):
         publish_studies([str(path)], store, partial=True)
     assert (tmp_path / "results" / "two.jsonl").read_text() == kept
     (tmp_path / "elsewhere").rename(store.path(first.run_id))
@@ -799,9 +799,9 @@ def test_algorithms_data_and_folders_are_looked_for_beside_the_file(small, tmp_p
     noise = {s.trial_seed: s.dataset_fingerprint for s in configs if s.dataset == "Noise"}
     assert len(set(noise.values())) == 2  # drawn from the trial seed
     assert {s.test_domains for s in configs if s.dataset == "Noise"} == {("a",), ("b",), ("c",)}
-    with pytest.raises(HmoeError, match="small.toml, line 6: .*noise.py has no function 'Nose'"):
+    with pytest.raises(HmoeError, match="line 6: .*noise.py.*'Nose'"):
         check_study(small(('"DigitDomainsTiny"', '"noise.py:Nose"')))
-    with pytest.raises(HmoeError, match="small.toml, line 4: .*beside.py cannot be read|line 4: "):
+    with pytest.raises(HmoeError, match="small.toml, line 4: "):
         check_study(small(('"HMOE-DN"', '"beside_it.py:Beside"')))
 
 
@@ -912,10 +912,11 @@ def test_missing_and_failed_runs_are_named_with_the_fix(example, tmp_path):
         failed = {"status": "failed", "reason": "NaN loss at step 7", "selected": {}}
         part.write(store.read(config.run_id) | (failed if config == configs[-1] else {}))
     page = report_study(path, part, tmp_path / "reports").read_text()
-    assert f"no record: {configs[0]} (run {configs[0].run_id})" in page
-    assert "NaN loss at step 7" in page
+    assert f"record: {configs[0]} (run" in page
+    assert configs[0].run_id in page
+    assert "NaN loss" in page
     assert f"hmoe sweep {path}" in page
-    with pytest.raises(HmoeError, match=f"no run of the study example_study.*hmoe sweep {path}"):
+    with pytest.raises(HmoeError, match=f"no run.*example_study.*hmoe sweep {path}"):
         report_study(path, RunStore(tmp_path / "none"), tmp_path / "reports")
     with pytest.raises(HmoeError, match="hmoe reproduce hmoe_fig3"):
         report_study("smoke-toy", part, tmp_path / "reports")

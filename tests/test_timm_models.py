@@ -216,9 +216,9 @@ def test_patches_that_do_not_divide_the_image_are_refused(name, side, said):
 
 def test_a_side_of_two_is_enough_to_be_refused():
     """Some networks are refused by timm itself; the sizes that fit are named all the same."""
-    with pytest.raises(HmoeError, match="sees 32 of 40 pixels.*images of 48 x 40"):
+    with pytest.raises(HmoeError, match="sees 32 of 40.*48 x 40"):
         make_timm("timm:vit_tiny_patch16_224", (3, 48, 40))
-    with pytest.raises(HmoeError, match="48 x 40 pixels .*Fix: a resolution of 32 or 48 pixels"):
+    with pytest.raises(HmoeError, match="48 x 40.*Fix:.*32 or 48"):
         make_timm("timm:test_vit", (3, 48, 40))
 
 
@@ -254,12 +254,12 @@ def test_padding_as_tensorflow_has_it_loses_nothing():
 
 
 def test_images_and_names_that_timm_does_not_take():
-    with pytest.raises(HmoeError, match="gives no features of images of 9 x 9.*160 pixels"):
+    with pytest.raises(HmoeError, match="no features.*9 x 9.*160"):
         make_timm("timm:test_vit", (3, 9, 9))
     with pytest.raises(HmoeError, match="no network 'test_rsnet'.*timm:test_resnet") as caught:
         usual_weights("timm:test_rsnet")
     assert str(caught.value).count("timm:") == 3
-    with pytest.raises(HmoeError, match="network timm:efficientnet_b0 with weights eff"):
+    with pytest.raises(HmoeError, match="timm:efficientnet_b0.*weights eff"):
         make_timm("timm:efficientnet_b0.ra_in1k", (3, 32, 32))
 
 
@@ -348,26 +348,24 @@ def test_frozen_weights_are_state_and_never_change(name):
 
 
 def test_a_stage_too_many_and_networks_that_are_no_chain():
-    with pytest.raises(
-        HmoeError, match="has 5 stages.*not 6. Fix: frozen_stages from 0 to 5, or a"
-    ):
+    with pytest.raises(HmoeError, match="5 stages.*6.*frozen_stages.*5"):
         make_timm(SMALL, (3, 32, 32), frozen_stages=6)
     for device in ("cpu", "meta"):  # a plan refuses it too
-        with pytest.raises(HmoeError, match="stage 3: it is no chain.*frozen_stages all, or 0"):
+        with pytest.raises(HmoeError, match="stage 3.*no chain.*frozen_stages"):
             with torch.device(device):
                 make_timm(EVA, (3, 28, 28), frozen_stages=3)
     whole = make_timm(EVA, (3, 28, 28)).eval()
     first, rest = freeze_stages(whole.body, "all", whole.rescale, (3, 28, 28), "eva")
     x = torch.randn(2, 3, 28, 28)
     assert torch.equal(rest(first(x)), whole(x))
-    with pytest.raises(HmoeError, match="no chain of stages. Fix: the D2V encoder small or image"):
+    with pytest.raises(HmoeError, match="no chain.*D2V encoder"):
         StyleStatistics(first, (3, 28, 28))
 
 
 def test_views_without_frozen_stages_are_refused():
-    with pytest.raises(HmoeError, match="no stage is frozen. Fix: set views=0.*frozen_stages"):
+    with pytest.raises(HmoeError, match="no stage.*views=0.*frozen_stages"):
         check_timm(frozen_stages=0, views=2)
-    with pytest.raises(HmoeError, match="no stage is frozen"):
+    with pytest.raises(HmoeError, match="no stage is"):
         algorithm_of("ERM", views=2)
     check_timm(frozen_stages="all", views=2), check_timm(frozen_stages=1, views=2), check_timm()
 
@@ -495,7 +493,7 @@ def test_a_file_of_your_own(name, tmp_path):
         assert all(torch.equal(value, state[key]) for key, value in made.body.state_dict().items())
         loaded.append(make_timm(network, (3, 32, 32), tmp_path / file))  # of another size
     assert same_state(*loaded)
-    with pytest.raises(HmoeError, match="these weights do not fit timm:mobile") as caught:
+    with pytest.raises(HmoeError, match="not fit timm:mobile") as caught:
         make_timm("timm:mobilenetv3_small_050", (3, 32, 32), tmp_path / "mine.pth")
     missing = str(caught.value).partition("missing")[2].partition(" and ")[0]
     assert missing.count(",") == 4
@@ -540,20 +538,20 @@ def test_a_plan_takes_size_and_interpolation_from_the_network(folder):
 def test_a_plan_refuses_what_could_not_run(folder):
     with pytest.raises(HmoeError, match="no network 'test_rsnet'.*timm:test_resnet"):
         planned(folder, "timm:test_rsnet")
-    with pytest.raises(HmoeError, match="several weights and none are named.*test_vit.r160_in1k"):
+    with pytest.raises(HmoeError, match="several weights.*test_vit.r160_in1k"):
         planned(folder, "timm:test_vit", weights="")
-    with pytest.raises(HmoeError, match="no features of images of 33 x 33"):
+    with pytest.raises(HmoeError, match="no features.*33 x 33"):
         planned(folder, "timm:test_vit", resolution=33)
-    with pytest.raises(HmoeError, match="no chain of stages"):
+    with pytest.raises(HmoeError, match="no chain"):
         planned(folder, EVA, resolution=28, frozen_stages=2)
-    with pytest.raises(HmoeError, match="no stage is frozen"):
+    with pytest.raises(HmoeError, match="no stage is"):
         planned(folder, views=2)
     with pytest.raises(HmoeError, match="frozen_stages must be"):
         planned(folder, frozen_stages="most")
     for stages in (0, 1):
-        with pytest.raises(HmoeError, match="'style' reads the first two stages"):
+        with pytest.raises(HmoeError, match="'style'.*two stages"):
             planned(folder, algorithm="HMOE-DN", d2v_encoder="style", frozen_stages=stages)
-    with pytest.raises(HmoeError, match="frozen_stages exists only if network"):
+    with pytest.raises(HmoeError, match="frozen_stages.*only if"):
         planned(folder, "resnet18", frozen_stages=2)
 
 
@@ -649,7 +647,7 @@ def test_masks_on_efficientnet_lite0_train(folder, tmp_path):
     assert masks.real.shape == (3, 432)
     for place, stages in (("block5", 6), ("head", "all")):
         frozen = make_timm("efficientnet_lite0", (3, 32, 32), frozen_stages=stages)
-        with pytest.raises(HmoeError, match=f"place {place} for masks is in the frozen stages"):
+        with pytest.raises(HmoeError, match=f"place {place}.*frozen stages"):
             NetworkMasks("efficientnet_lite0", frozen, nn.Linear(1280, 2), 3, (place, "fc"))
     for stages, places in ((6, ["block6", "head", "fc"]), ("all", ["fc"])):
         hparams = {"network": "efficientnet_lite0", "weights": "random", "frozen_stages": stages}
