@@ -9,6 +9,7 @@ __all__ = ['PRECISIONS', 'BLOCK', 'Backbone', 'set_precision', 'Bf16GroupNorm', 
 import getpass
 import os
 import tempfile
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -37,10 +38,7 @@ class Backbone(nn.Module):
     """
 
     precision = "float32"
-
-    def features(self, x) -> torch.Tensor:
-        """Return the features of x."""
-        raise NotImplementedError
+    features: Callable[..., torch.Tensor]  # a method or a module
 
     def forward(self, x):
         """Return the features of x as float32."""
