@@ -37,8 +37,8 @@ def tap_points(network: nn.Module) -> list[nn.Module]:
     by_name = {name.rpartition(".")[2]: module for name, module in network.named_modules()}
     stages = [by_name[name] for name in STAGES if name in by_name]
     for name in ("blocks", "norms"):
-        if not stages:
-            stages = list(by_name.get(name, ()))
+        if not stages and name in by_name:
+            stages = list(by_name[name].children())
     if stages:
         return stages
     raise HmoeError(
@@ -144,7 +144,7 @@ class MIRO(ERM):
         for f, f_0, b in zip(features, anchors, self.b):
             v = variance_of(b)
             terms.append(0.5 * (channel_means((f - f_0).square()) / v + v.log()).mean())
-        return sum(terms)
+        return sum(terms, start=torch.zeros_like(terms[0]))
 
     def loss(self, minibatches):
         x, y = concatenate(minibatches)
@@ -273,7 +273,8 @@ class Scheduled(Algorithm):
 # %% ../../nbs/04_algorithms/11_anchors.ipynb #def-near-zero
 def start_near_zero(head: nn.Module):
     """Initialise the last layer of a classifier in place, with weights near 0 and zero bias."""
-    last = head if isinstance(head, nn.Linear) else head[-1]
+    last = head[-1] if isinstance(head, nn.Sequential) else head
+    assert isinstance(last, nn.Linear)
     nn.init.normal_(last.weight, std=0.001)
     nn.init.zeros_(last.bias)
 

@@ -43,7 +43,7 @@ class IBERM(tools.AnnealedPenalty, ERM):
         loss = nll + self.penalty_weight * penalty + self.invariance(logits, minibatches)
         return {"loss": loss, "nll": nll, "penalty": penalty}
 
-    def invariance(self, logits, minibatches):
+    def invariance(self, logits, minibatches) -> float | torch.Tensor:
         """Compute a further penalty from logits (sum of sizes, C), which is 0 in this class."""
         return 0.0
 
@@ -59,7 +59,7 @@ class IBIRM(IBERM):
     HPARAMS = IBERM.HPARAMS | declared_hparams("IRM")
     penalty_hparams = (*IBERM.penalty_hparams, "irm_penalty_anneal_iters")
 
-    def invariance(self, logits, minibatches):
+    def invariance(self, logits, minibatches) -> torch.Tensor:
         """Compute IRM's penalty with its present weight, from logits (sum of sizes, C)."""
         begun = self.update_count >= self.hparams["irm_penalty_anneal_iters"]
         weight = self.hparams["irm_lambda"] if begun else IRM.penalty_before

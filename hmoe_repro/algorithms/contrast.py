@@ -7,6 +7,8 @@ __all__ = ['TERMS', 'TEMPERATURE', 'SD', 'partners', 'SelfReg', 'inverse_hessian
            'remix_pairs', 'ADRMX']
 
 # %% ../../nbs/04_algorithms/17_contrast.ipynb #imports
+# torch._foreach_add_ and the like have no public name
+# pyright: reportPrivateImportUsage=false
 import copy
 
 import numpy as np
@@ -147,6 +149,7 @@ class TRM(ERM):
     HPARAMS = ERM.HPARAMS | declared_hparams("TRM")
     needs_two_domains = "TRM transfers the classifier of one training domain to the others"
     phase_frozen = ("heads.",)  # before update `iters`
+    alpha: torch.Tensor
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
         super().__init__(input_shape, num_classes, num_domains, hparams)
@@ -165,12 +168,13 @@ class TRM(ERM):
         Args:
             parts: (features, labels) of each domain.
         """
-        parameters = list(self.heads.parameters())
+        parameters: list[torch.Tensor] = list(self.heads.parameters())
         for _ in range(30):
             risks = []
             for head, (z, y) in zip(self.heads, parts):
                 risks.append(F.cross_entropy(head(z.detach()), y))
-            slopes = torch.autograd.grad(sum(risks), parameters)
+            risk = sum(risks, start=torch.zeros_like(risks[0]))
+            slopes = torch.autograd.grad(risk, parameters)
             with torch.no_grad():
                 torch._foreach_add_(parameters, slopes, alpha=-0.1)
 
@@ -189,6 +193,7 @@ class TRM(ERM):
             A scalar.
         """
         head = self.heads[q]
+        assert isinstance(head, nn.Linear)
         alpha = self.alpha[q].clone()
         z, y = parts[q]
         published = self.hparams["domainbed_compat"]
@@ -201,8 +206,8 @@ class TRM(ERM):
         (here,) = torch.autograd.grad(own, head.weight, create_graph=True)
         there = inverse_hessian(there, own, head.weight, published)
         if published:
-            costs = torch.stack(costs)
-            risks = risks.detach() + self.alpha[q].clone() * (costs - costs.detach())
+            stacked = torch.stack(costs)
+            risks = risks.detach() + self.alpha[q].clone() * (stacked - stacked.detach())
         return risks.sum() - self.hparams["cos_lambda"] * (there * here).sum()
 
     def loss(self, minibatches):
@@ -254,7 +259,7 @@ class Transfer(ERM):
     def attack(self, z, minibatches):
         """Increase the adversary's gap by gradient ascent within the ball around the classifier."""
         centre = [p.detach() for p in self.classifier.parameters()]
-        adversary = list(self.adversary.parameters())
+        adversary: list[torch.Tensor] = list(self.adversary.parameters())
         for _ in range(self.hparams["d_steps_per_g"]):
             slopes = torch.autograd.grad(self.gap(z, minibatches), adversary)
             with torch.no_grad():

@@ -8,6 +8,7 @@ __all__ = ['PAIRS_EVERY', 'MASKS', 'overlaps', 'pair_overlaps', 'accuracy_of_mas
 
 # %% ../../nbs/04_algorithms/13_dmg.ipynb #imports
 from itertools import combinations
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -42,7 +43,7 @@ class _Overlaps(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, grad):
+    def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
         """Compute the gradient (M, N) of the soft overlap. The thresholded one has none."""
         m, columns, intersection, union = ctx.saved_tensors
         others = 1 - torch.eye(len(m), device=m.device, dtype=m.dtype)
@@ -133,7 +134,7 @@ def accuracy_of_masks(run: TrainedRun) -> dict[str, dict]:
         domain -> its `split`, the number of `images` of that split, and the accuracy there (0 to 1)
         under the mask of each training domain (`by_mask`).
     """
-    algorithm = run.algorithm.eval()
+    algorithm = cast("MaskedERM", run.algorithm).eval()
     accuracies = {}
     for domain in (*run.domains, *run.test_domains):
         parts = run.splits[domain]
@@ -158,7 +159,7 @@ def measure_masks(run: TrainedRun) -> tuple[dict, dict[str, torch.Tensor]]:
         Arrays: the real masks `masks` (M, N), and the number of neurons of each place,
         `mask_sizes` (L,).
     """
-    masks = run.algorithm.masks
+    masks = cast("MaskedERM", run.algorithm).masks
     m = masks.probabilities().detach().cpu()
     scores = {
         "step": run.step,

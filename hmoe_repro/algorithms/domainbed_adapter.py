@@ -119,7 +119,7 @@ def _import_checkout(folder: Path) -> SimpleNamespace:
         sys.path.remove(str(folder))
     watch(package, _CHECKOUT, {}, folder)
     code = _hash_of_code(package, {*sys.modules} - before)
-    modules["networks"].Featurizer = _library_featurizer
+    vars(modules["networks"])["Featurizer"] = _library_featurizer
     return SimpleNamespace(hash=code, folder=folder, **modules)
 
 
@@ -354,7 +354,7 @@ def _line_of_checkout(error: Exception) -> str:
     if not frames:
         return ""
     file = frames[-1].filename
-    line = frames[-1].lineno
+    line = frames[-1].lineno or 0
     text = linecache.getline(file, line).strip()
     return f" in line {line} of {Path(file).name} (`{text}`)"
 
@@ -489,12 +489,12 @@ class DomainBedAlgorithm(Algorithm):
         """Make one update on noise, which creates further parts, and restore the generators."""
         device = next(self.parameters()).device
         noise = random_batches(self.num_domains, self.input_shape, self.num_classes, seed=0)
-        before = random_state(device)
+        before = random_state(str(device))
         self.update([(x.to(device), y.to(device)) for x, y in noise])
         self.update_count = 0
         self.reported = {}
         self.zero_grad()
-        restore_random_state(before, device)
+        restore_random_state(before, str(device))
 
     def load_state_dict(self, state_dict, *arguments, **options):
         """Load weights, after a first update if it creates some of them."""
@@ -505,7 +505,7 @@ class DomainBedAlgorithm(Algorithm):
 
     def training_state(self):
         """Return all that training has changed, as a tree of plain data."""
-        return _state(self)
+        return _state_of_module(self)
 
     def load_training_state(self, state):
         """Restore a `state` that `training_state` returned."""
@@ -573,6 +573,8 @@ def domainbed_algorithm(name: str) -> type[Algorithm]:
     if not (inspect.isclass(source) and hasattr(source, "update")):
         known = getattr(checkout.algorithms, "ALGORITHMS", ())
         check_choice(own_name, known, "algorithm of DomainBed")
+        cause = f"the checkout lists {own_name}, but has no class of this name with an `update`."
+        raise HmoeError(cause, fix="repair its algorithms.py.")
     registry = checkout.hparams_registry
     with _with_line(name):
         attributes = {

@@ -197,8 +197,7 @@ def _import_file(path: Path, key: str, file: str) -> ModuleType:
         del sys.modules[old.__name__]
     module = ModuleType(name)
     module.__file__ = str(path)
-    module.ALGORITHM_FILE = file
-    module.KEPT_TEXT = text
+    vars(module).update(ALGORITHM_FILE=file, KEPT_TEXT=text)
     module.__path__ = _import_path(path.with_suffix(""))
     module.__package__ = name
     sys.modules[name] = module  # its own classes may look for it there
@@ -206,7 +205,7 @@ def _import_file(path: Path, key: str, file: str) -> ModuleType:
     try:
         with time_limit(), _undisturbed(key, file):
             exec(compile(text, str(path), "exec", dont_inherit=True), vars(module))
-            module.KEPT_STATE = _copied(_values_of(name))
+            vars(module)["KEPT_STATE"] = _copied(_values_of(name))
         check_reads(path)
     except BaseException as error:
         del sys.modules[name]
@@ -237,7 +236,7 @@ def explain_error(error: BaseException, name: str, key: str | None) -> str:
         return str(error)
     message = f"{type(error).__name__}: {error}"
     line = _line_in(key, error) if key else None
-    if line is None:
+    if key is None or line is None:
         return message
     name, file = _name_and_file(name)
     text = linecache.getline(str(_kept_path(key)), line).strip()
@@ -298,7 +297,7 @@ def _limited(method, cls: type[Algorithm], code: Path):
         check_reads(code)
         return result
 
-    limited.unlimited = method
+    vars(limited)["unlimited"] = method
     return limited
 
 
@@ -358,7 +357,7 @@ def _enter(path: Path, source: Source, file: str, name: str) -> type[Algorithm]:
     """
     paths = kept_files(source, path.parent)
     known = sys.modules.get(_module_name(source.key, file))
-    code = Path(known.__file__) if known else path
+    code = Path(known.__file__) if known and known.__file__ else path
     watch(code, file, _readable(source, paths), _FOLDERS.get(source.key))
     module = _import_file(path, source.key, file)
     _give_files(module, paths)
@@ -449,7 +448,7 @@ def _refuse_difference(found: tuple | None, name: str, file: str):
     if found is None:
         return
     path, here, kept = found
-    variable = re.match(r"\w*", path)[0]
+    variable = re.split(r"\W", path, maxsplit=1)[0]
     if isinstance(here, torch.Tensor):
         cause = (
             f"{variable}, which {name} uses, holds tensors ({path}) that its code does not "

@@ -6,6 +6,8 @@
 __all__ = ['TransformerERM', 'GMoE', 'ERMViT']
 
 # %% ../../nbs/04_algorithms/12_gmoe.ipynb #imports
+from typing import cast
+
 import torch
 
 from .base import ERM, register
@@ -63,7 +65,8 @@ class GMoE(TransformerERM):
     def loss(self, minibatches):
         """Compute the cross entropy 'loss', and 'auxiliary', the sum of the balance losses."""
         losses = super().loss(minibatches)
-        auxiliary = [layer.auxiliary_loss for layer in expert_layers(self.featurizer)]
+        layers = expert_layers(self.featurizer)
+        auxiliary = [cast(torch.Tensor, layer.auxiliary_loss) for layer in layers]
         return losses | {"auxiliary": torch.stack(auxiliary).sum()}
 
 

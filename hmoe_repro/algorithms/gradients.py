@@ -62,6 +62,7 @@ class MaskedGradients(ERM):
         for p, g in zip(parameters, gradients):
             mask = self.mask(g)
             p.grad = mask * g.mean(0) / (1e-10 + mask.mean())
+        assert self.optimizer is not None  # `update` builds it before the steps
         self.optimizer.step()
         return {"loss": risks.mean()}
 

@@ -242,11 +242,11 @@ def _install():
     import torch
 
     for name in ("safetensors", "safetensors.torch", "safetensors.numpy"):
-        module = import_module(name)
-        if hasattr(module, "safe_open"):
-            module.safe_open = _reporting(module.safe_open)
-        if hasattr(module, "save_file"):
-            module.save_file = _reporting_writer(module.save_file, "filename")
+        functions = vars(import_module(name))
+        if "safe_open" in functions:
+            functions["safe_open"] = _reporting(functions["safe_open"])
+        if "save_file" in functions:
+            functions["save_file"] = _reporting_writer(functions["save_file"], "filename")
     torch.jit.load = _reporting(torch.jit.load)
     torch.from_file = _reporting(torch.from_file)
     torch.jit.save = _reporting_writer(torch.jit.save, "f")

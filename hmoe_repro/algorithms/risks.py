@@ -33,7 +33,8 @@ class NewRate(tools.AnnealedPenalty):
 
     def adam(self, parameters):
         """Build Adam with the learning rate of the present phase."""
-        optimizer = super().adam(parameters)
+        # of `Algorithm`, the next class in the order of bases
+        optimizer = super().adam(parameters)  # pyright: ignore[reportAttributeAccessIssue]
         if self.begun:
             optimizer.param_groups[0]["lr"] = self.hparams[self.new_rate]
         return optimizer

@@ -81,7 +81,7 @@ class Source:
 
         SHA-256 over the syntax trees of text and siblings, and over the contents of the files.
         """
-        parts = [_tree(self.text)]
+        parts: list = [_tree(self.text)]
         parts += [[path, _tree(text)] for path, text in sorted(self.siblings.items())]
         if self.files:
             parts.append({name: self.files[name].sha256 for name in sorted(self.files)})
@@ -457,7 +457,7 @@ def _only(text: str, statements: list[ast.stmt]) -> str:
     lines = [""] * len(text.split("\n"))
     for statement in statements:
         part = _segment(text, statement).split("\n")
-        last = statement.end_lineno
+        last = statement.end_lineno or statement.lineno
         for i, line in enumerate(part, last - len(part)):
             lines[i] = f"{lines[i]}; {line}" if lines[i] else line
     return "\n".join(lines).rstrip() + "\n"
@@ -514,7 +514,9 @@ def _installed_folders() -> tuple[Path, ...]:
     for prefix in {sys.prefix, sys.base_prefix, sys.exec_prefix}:
         parts = ("lib", "lib64", "Lib", "DLLs", "share", "etc")
         folders += [os.path.join(prefix, part) for part in parts]
-    folders.append(os.path.dirname(importlib.util.find_spec("hmoe_repro").origin))
+    library = importlib.util.find_spec("hmoe_repro")
+    assert library is not None
+    folders += library.submodule_search_locations or ()
     return tuple(Path(os.path.realpath(folder)) for folder in folders)
 
 
@@ -535,10 +537,12 @@ def _folder_on_path(name: str) -> Path | None:
         return None
     if module_spec is None:
         return None
-    inside = list(module_spec.submodule_search_locations or ())
-    if not inside and not module_spec.has_location:
+    locations = list(module_spec.submodule_search_locations or ())
+    if not locations and module_spec.has_location and module_spec.origin:
+        locations = [module_spec.origin]
+    if not locations:
         return None
-    location = Path(inside[0] if inside else module_spec.origin)
+    location = Path(locations[0])
     return None if is_installed(location) else location.parent
 
 
@@ -704,7 +708,7 @@ def _as_relative(node, subset: set[str], dots: str) -> str:
         dots: first characters of a relative import of them.
     """
     if isinstance(node, ast.ImportFrom):
-        carried = node.level == 0 and node.module.partition(".")[0] in subset
+        carried = node.level == 0 and (node.module or "").partition(".")[0] in subset
         return f"from {dots}{ast.unparse(node)[5:]}" if carried else ast.unparse(node)
     statements = []
     for alias in node.names:
@@ -721,7 +725,7 @@ def _relative(text: str, subset: set[str], dots: str) -> str:
         if new == ast.unparse(node):
             continue
         first = node.lineno - 1
-        last = node.end_lineno - 1
+        last = (node.end_lineno or node.lineno) - 1
         before = lines[first].encode()[: node.col_offset].decode()
         after = lines[last].encode()[node.end_col_offset :].decode()
         lines[first : last + 1] = [before + new + after, *[""] * (last - first)]

@@ -12,12 +12,14 @@ import os
 import sys
 import textwrap
 import warnings
+from typing import Annotated
 
 import typer
+from typer.core import TyperCommand, TyperOption
 
 from .. import __version__
 from . import data, discover_predict, listings, plan_sweep, select_report, train
-from .options import MANY_OPTIONS, PANEL_OF, option
+from .options import MANY_OPTIONS, PANEL_OF, name_values, option
 from ..core.config import CONFIG
 from ..core.errors import HmoeError, printable, system_error
 
@@ -40,18 +42,18 @@ GROUPS = {  # title of a panel of `hmoe --help` -> commands, in order
 }
 
 
-class _Command(typer.core.TyperCommand):
+class _Command(TyperCommand):
     """Command whose help shows many options in panels by topic."""
 
     def get_params(self, ctx):
         """Return arguments and options, and set the panel of each option."""
         params = super().get_params(ctx)
-        options = [param for param in params if param.param_type_name == "option"]
+        options = [param for param in params if isinstance(param, TyperOption)]
         for param in options:
             if param.name == "help":
                 param.metavar = ""
             if len(options) >= MANY_OPTIONS:
-                param.rich_help_panel = PANEL_OF.get(param.name, "Help")
+                param.rich_help_panel = PANEL_OF.get(param.name or "", "Help")
         return params
 
 
@@ -60,7 +62,7 @@ def _help_and_example(command) -> tuple[str, str]:
 
     The help has each paragraph on one line.
     """
-    text, _, example = inspect.getdoc(command).partition("\n\nExample:\n")
+    text, _, example = (inspect.getdoc(command) or "").partition("\n\nExample:\n")
     paragraphs = [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
     return "\n\n".join(paragraphs), f"Example:\n{textwrap.dedent(example)}"
 
@@ -68,6 +70,7 @@ def _help_and_example(command) -> tuple[str, str]:
 def _add_command(group: typer.Typer, name: str, command, panel: str | None = None):
     """Add a command to a group, with its help, its example and the panel that lists it."""
     text, example = _help_and_example(command)
+    name_values(command)
     add = group.command(name, cls=_Command, help=text, epilog=example, rich_help_panel=panel)
     add(command)
 
@@ -113,11 +116,15 @@ def _show_version(requested: bool):
 
 @app.callback()
 def _shared_options(
-    version: option(
-        bool, "Show the version and exit.", "--version", is_eager=True, callback=_show_version
-    ) = False,
+    version: Annotated[
+        bool,
+        option("Show the version and exit.", "--version", is_eager=True, callback=_show_version),
+    ] = False,
 ):
     """Declare the options of `hmoe` itself, which precede a command."""
+
+
+name_values(_shared_options)
 
 # %% ../../nbs/11_cli/08_app.ipynb #def-fail
 def _show_warning(message, category, filename, lineno, file=None, line=None):
@@ -134,6 +141,7 @@ def _spell_in_ascii(error: UnicodeError) -> tuple[str, int]:
     Returns:
         The ASCII text, and the position after the characters.
     """
+    assert isinstance(error, UnicodeEncodeError)  # the streams only encode
     text = ""
     for character in error.object[error.start : error.end]:
         escaped = character.encode("ascii", "backslashreplace").decode()

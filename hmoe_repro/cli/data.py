@@ -7,6 +7,7 @@ __all__ = ['data_list_command', 'data_verify_command', 'data_download_command']
 
 # %% ../../nbs/11_cli/05_data.ipynb #imports
 from functools import partial
+from typing import Annotated
 
 from hmoe_repro.cli.options import (
     DataDirOption,
@@ -38,9 +39,13 @@ def data_list_command(folder: DataDirOption = None):
 
 # %% ../../nbs/11_cli/05_data.ipynb #def-verify
 def data_verify_command(
-    name: argument(str, "A data set of `hmoe data list`, or a folder <domain>/<class>/<image>."),
+    name: Annotated[
+        str, argument("A data set of `hmoe data list`, or a folder <domain>/<class>/<image>.")
+    ],
     data_dir: DataDirOption = None,
-    workers: option(int, "Threads; default: one per core.", min=1, max=256) = None,
+    workers: Annotated[
+        int | None, option("Threads; default: one per core.", min=1, max=256)
+    ] = None,
 ):
     """Open and count every file of a data set; for MNIST, compare checksums.
 
@@ -67,10 +72,14 @@ def data_verify_command(
 
 # %% ../../nbs/11_cli/05_data.ipynb #def-download
 def data_download_command(
-    name: argument(str, "A data set of `hmoe data list`."),
+    name: Annotated[str, argument("A data set of `hmoe data list`.")],
     data_dir: DataDirOption = None,
-    archive: option(list[str], "Zip or tar file, or its URL, to use instead; repeatable.") = None,
-    sha256: option(list[str], "SHA-256 of each --archive, in the same order.") = None,
+    archive: Annotated[
+        list[str] | None, option("Zip or tar file, or its URL, to use instead; repeatable.")
+    ] = None,
+    sha256: Annotated[
+        list[str] | None, option("SHA-256 of each --archive, in the same order.")
+    ] = None,
 ):
     """Download a data set into the data folder, and check it.
 

@@ -8,12 +8,14 @@ __all__ = ['discover_command', 'predict_command', 'export_command']
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #imports
 import os
 import sys
+from pathlib import Path
+from typing import Annotated
 
 from . import options
 from .options import argument, option, path_from_here, print_frame, print_written
 from ..core.errors import plural, printable
 
-# %% ../../nbs/11_cli/07_discover_predict.ipynb #def-discover
+# %% ../../nbs/11_cli/07_discover_predict.ipynb #def-write-findings
 def _print_skipped(unreadable: list[tuple[str, str]]):
     """Print the skipped images and the reasons on standard error."""
     for file, why in unreadable:
@@ -35,9 +37,9 @@ def _write_findings(findings, folder, output: str) -> str:
     from hmoe_repro.apps import discover as app
     from hmoe_repro.core.files import write_atomic
 
-    write_atomic(output, app.report_html(findings, folder))
+    write_atomic(Path(output), app.report_html(findings, folder))
     table_file = os.path.join(os.path.dirname(output), "groups.csv")
-    write_atomic(table_file, app.groups_csv(findings))
+    write_atomic(Path(table_file), app.groups_csv(findings))
     print(app.findings_verdict(app.summarise_findings(findings)))
     for note in findings.notes:
         if "cannot be read" not in note:  # these files are listed below
@@ -47,25 +49,42 @@ def _write_findings(findings, folder, output: str) -> str:
     _print_skipped(findings.unreadable)
     return table_file
 
-
+# %% ../../nbs/11_cli/07_discover_predict.ipynb #def-discover
 def discover_command(
-    folder: argument(str, "Holds <class>/<image>, <domain>/<class>/<image>, or images."),
-    output: option(str, "The page to write.", callback=options.writable_file) = "report.html",
-    labels: option(str, "CSV of file and known domain, to score the groups.") = None,
-    no_classes: option(bool, "Ignore class folders.", "--no-classes") = False,
-    method: option(str, "features (default if weights are installed) or hmoe.") = None,
-    experts: option(
-        int, "Number of groups or experts; default: chosen by stability.", min=2, max=999
-    ) = None,
-    names: option(str, "Names of the groups, the largest first: art,photo.") = None,
-    sort_into: option(str, "Copy the images into this new folder, by group.") = None,
-    links: option(bool, "With --sort-into: link them instead.", "--links") = False,
-    test_domain: option(str, "Hold out this domain, not a fifth of each class.") = None,
-    steps: option(int, "Number of updates.", min=1) = None,
-    restarts: option(int, "Trainings; the one with the clearest gate is kept.", min=1, max=99) = 3,
+    folder: Annotated[str, argument("Holds <class>/<image>, <domain>/<class>/<image>, or images.")],
+    output: Annotated[
+        str, option("The page to write.", callback=options.writable_file)
+    ] = "report.html",
+    labels: Annotated[
+        str | None, option("CSV of file and known domain, to score the groups.")
+    ] = None,
+    no_classes: Annotated[bool, option("Ignore class folders.", "--no-classes")] = False,
+    method: Annotated[
+        str | None, option("features (default if weights are installed) or hmoe.")
+    ] = None,
+    experts: Annotated[
+        int | None,
+        option("Number of groups or experts; default: chosen by stability.", min=2, max=999),
+    ] = None,
+    names: Annotated[
+        str | None, option("Names of the groups, the largest first: art,photo.")
+    ] = None,
+    sort_into: Annotated[
+        str | None, option("Copy the images into this new folder, by group.")
+    ] = None,
+    links: Annotated[bool, option("With --sort-into: link them instead.", "--links")] = False,
+    test_domain: Annotated[
+        str | None, option("Hold out this domain, not a fifth of each class.")
+    ] = None,
+    steps: Annotated[int | None, option("Number of updates.", min=1)] = None,
+    restarts: Annotated[
+        int, option("Trainings; the one with the clearest gate is kept.", min=1, max=99)
+    ] = 3,
     seed: options.SeedOption = 0,
-    network: option(str, "Name of the network, also timm:NAME.") = None,
-    resolution: option(int, "Images are resized to this many pixels a side.", min=8) = None,
+    network: Annotated[str | None, option("Name of the network, also timm:NAME.")] = None,
+    resolution: Annotated[
+        int | None, option("Images are resized to this many pixels a side.", min=8)
+    ] = None,
     skip_unreadable: options.SkipUnreadableOption = True,
     set_: options.SettingsOption = None,
     device: options.DeviceOption = "auto",
@@ -88,7 +107,7 @@ def discover_command(
         folder,
         labels,
         device,
-        names=names.split(",") if names else names,
+        names=names.split(",") if names else None,
         steps=steps,
         resolution=resolution,
         network=network,
@@ -109,16 +128,20 @@ def discover_command(
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-predict
 def predict_command(
-    folder: argument(str, "An image file, or a folder of images with its subfolders."),
-    model: option(str, "A run of `hmoe runs`, or a folder of `hmoe export`."),
-    output: option(str, "The CSV file.", callback=options.writable_file) = "predictions.csv",
-    weights: option(str, "last, or an inference mode: the weights it selected.") = None,
-    mode: option(str, "Inference mode; default: the algorithm's first.") = None,
+    folder: Annotated[str, argument("An image file, or a folder of images with its subfolders.")],
+    model: Annotated[str, option("A run of `hmoe runs`, or a folder of `hmoe export`.")],
+    output: Annotated[
+        str, option("The CSV file.", callback=options.writable_file)
+    ] = "predictions.csv",
+    weights: Annotated[
+        str | None, option("last, or an inference mode: the weights it selected.")
+    ] = None,
+    mode: Annotated[str | None, option("Inference mode; default: the algorithm's first.")] = None,
     skip_unreadable: options.SkipUnreadableOption = False,
     device: options.DeviceOption = "auto",
-    trust_code: option(
-        bool, "Run the code kept with the run; read it first.", "--trust-code"
-    ) = False,
+    trust_code: Annotated[
+        bool, option("Run the code kept with the run; read it first.", "--trust-code")
+    ] = False,
 ):
     """Predict the class of every image of a folder, into a CSV file.
 
@@ -132,25 +155,35 @@ def predict_command(
     from hmoe_repro.core.files import write_atomic
     from hmoe_repro.core.progress import Progress
 
-    trained = load(model, weights, None, resolve_device(device), trust_code)
+    trained = load(model, weights, None, str(resolve_device(device)), trust_code)
     with Progress() as progress:
         table, skipped = predict_folder(trained, folder, mode, skip_unreadable, progress)
-    write_atomic(output, predictions_csv(table))
+    write_atomic(Path(output), predictions_csv(table))
     _print_skipped(skipped)
     left_out = f", {len(skipped)} skipped" if skipped else ""
     print(f"{plural(len(table), 'image')} in {path_from_here(output)}{left_out}")
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-export
 def export_command(
-    run: argument(str, "A run of `hmoe runs`, or the beginning of its id."),
-    format: option(str, "safetensors (for this library), torch-export or onnx.") = "safetensors",
-    output: option(str, "The folder; default: named after algorithm and run.") = None,
-    weights: option(str, "last, or an inference mode: the weights it selected.") = None,
-    mode: option(str, "Inference mode of a graph; default: the algorithm's first.") = None,
-    as_bytes: option(bool, "The graph takes bytes, not floats from 0 to 1.", "--bytes") = False,
-    trust_code: option(
-        bool, "Run the code kept with the run; read it first.", "--trust-code"
-    ) = False,
+    run: Annotated[str, argument("A run of `hmoe runs`, or the beginning of its id.")],
+    format: Annotated[
+        str, option("safetensors (for this library), torch-export or onnx.")
+    ] = "safetensors",
+    output: Annotated[
+        str | None, option("The folder; default: named after algorithm and run.")
+    ] = None,
+    weights: Annotated[
+        str | None, option("last, or an inference mode: the weights it selected.")
+    ] = None,
+    mode: Annotated[
+        str | None, option("Inference mode of a graph; default: the algorithm's first.")
+    ] = None,
+    as_bytes: Annotated[
+        bool, option("The graph takes bytes, not floats from 0 to 1.", "--bytes")
+    ] = False,
+    trust_code: Annotated[
+        bool, option("Run the code kept with the run; read it first.", "--trust-code")
+    ] = False,
 ):
     """Write the model of a run into a folder to share.
 

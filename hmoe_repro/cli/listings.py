@@ -6,6 +6,8 @@
 __all__ = ['list_command', 'runs_command']
 
 # %% ../../nbs/11_cli/02_listings.ipynb #imports
+from typing import Annotated
+
 from .options import option, print_frame, print_table
 from ..core.errors import HmoeError, plural, printable
 
@@ -63,8 +65,8 @@ def _list_artefacts():
 
 # %% ../../nbs/11_cli/02_listings.ipynb #def-list
 def list_command(
-    algorithms: option(bool, "List the algorithms.", "--algorithms") = False,
-    datasets: option(bool, "List the data sets.", "--datasets") = False,
+    algorithms: Annotated[bool, option("List the algorithms.", "--algorithms")] = False,
+    datasets: Annotated[bool, option("List the data sets.", "--datasets")] = False,
 ):
     """List pages and profiles, or algorithms, or data sets.
 

@@ -5,17 +5,20 @@
 # %% auto #0
 __all__ = ['JobsOption', 'DeviceOption', 'DataDirOption', 'DomainBedOption', 'LogOption', 'EngineOption', 'ResumeAnywayOption',
            'SeedOption', 'SettingsOption', 'SkipUnreadableOption', 'PagesArgument', 'PagesOrStudiesArgument',
-           'ProfileOption', 'OnRequestOption', 'AlgorithmsOption', 'DatasetOption', 'PublishedStudyOption',
-           'WhereOption', 'FormatsOption', 'PANEL_OF', 'MANY_OPTIONS', 'configure', 'writable_file', 'path_from_here',
-           'print_written', 'option', 'argument', 'parse_settings', 'print_table', 'print_frame', 'say']
+           'ProfileOption', 'OptionalProfileOption', 'OnRequestOption', 'AlgorithmsOption', 'DatasetOption',
+           'PublishedStudyOption', 'WhereOption', 'FormatsOption', 'PANEL_OF', 'MANY_OPTIONS', 'configure',
+           'writable_file', 'path_from_here', 'print_written', 'option', 'argument', 'name_values', 'parse_settings',
+           'print_table', 'print_frame', 'say']
 
 # %% ../../nbs/11_cli/01_options.ipynb #imports
+import inspect
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_args
 
 import typer
+from typer.models import OptionInfo
 
 from ..core.config import CONFIG
 from ..core.errors import HmoeError, printable
@@ -63,7 +66,7 @@ def writable_file(path: str | None) -> str | None:
         return None
     full = os.path.abspath(os.path.expanduser(path))
     if os.access(os.path.dirname(full), os.W_OK):
-        return str(plain_file(full))
+        return str(plain_file(Path(full)))
     reason = "its folder does not exist or is not writable"
     raise HmoeError(f"cannot write {path}: {reason}.", fix="choose another --output.")
 
@@ -83,58 +86,71 @@ def print_written(*paths):
         print(f"wrote {path_from_here(path)}", flush=True)
 
 # %% ../../nbs/11_cli/01_options.ipynb #def-option
+def option(help: str, *flags: str, **more) -> Any:
+    """Return the settings of an option, for the annotation `Annotated[type, option(...)]`.
+
+    Args:
+        help: what `--help` prints.
+        flags: flags of `typer.Option`. By default the name of the parameter is the flag.
+        more: further arguments of `typer.Option`.
+    """
+    return typer.Option(*flags, help=help, **more)
+
+
+def argument(help: str, **more) -> Any:
+    """Return the settings of an argument, for the annotation `Annotated[type, argument(...)]`.
+
+    Args:
+        help: what `--help` prints.
+        more: further arguments of `typer.Argument`.
+    """
+    return typer.Argument(help=help, **more)
+
+
 def _value_name(kind) -> str:
     """Return the placeholder of an option's value in a help text, which is empty for a flag."""
     if kind is bool:
         return ""
     if kind in (int, int | None):
         return "N"
-    return "X" if kind is float else "TEXT"
+    return "X" if kind in (float, float | None) else "TEXT"
 
 
-def option(kind, help: str, *flags: str, **more):
-    """Return the annotation of an option of a command.
-
-    Args:
-        kind: type of the value.
-        help: what `--help` prints.
-        flags: flags of `typer.Option`. By default the name of the parameter is the flag.
-        more: further arguments of `typer.Option`.
-    """
-    more.setdefault("metavar", _value_name(kind))
-    return Annotated[kind, typer.Option(*flags, help=help, **more)]
-
-
-def argument(kind, help: str, **more):
-    """Return the annotation of an argument of a command.
-
-    Args:
-        kind: type of the value.
-        help: what `--help` prints.
-        more: further arguments of `typer.Argument`.
-    """
-    return Annotated[kind, typer.Argument(help=help, **more)]
+def name_values(command):
+    """Set the placeholder of each option of a command that has none, by the type of its value."""
+    for parameter in inspect.signature(command).parameters.values():
+        kind, settings = get_args(parameter.annotation)
+        if isinstance(settings, OptionInfo) and settings.metavar is None:
+            settings.metavar = _value_name(kind)
 
 # %% ../../nbs/11_cli/01_options.ipynb #options
-JobsOption = option(int, "Runs at a time; default: one per core, or four on a GPU.", min=1, max=256)
-DeviceOption = option(str, "auto, cpu, cuda, cuda:1 or mps.")
-DataDirOption = option(str, "Folder of data sets; default: HMOE_DATA, or data/.")
-DomainBedOption = option(str, "Folder of a DomainBed checkout, for domainbed:NAME.")
-LogOption = option(list[str], "tensorboard, wandb, mlflow or csv; repeatable.")
-EngineOption = option(str, "local (worker processes) or ray.")
-ResumeAnywayOption = option(
+JobsOption = Annotated[
+    int | None, option("Runs at a time; default: one per core, or four on a GPU.", min=1, max=256)
+]
+DeviceOption = Annotated[str, option("auto, cpu, cuda, cuda:1 or mps.")]
+DataDirOption = Annotated[str | None, option("Folder of data sets; default: HMOE_DATA, or data/.")]
+DomainBedOption = Annotated[
+    str | None, option("Folder of a DomainBed checkout, for domainbed:NAME.")
+]
+LogOption = Annotated[list[str] | None, option("tensorboard, wandb, mlflow or csv; repeatable.")]
+EngineOption = Annotated[str, option("local (worker processes) or ray.")]
+ResumeAnywayOption = Annotated[
     bool,
-    "Resume a run that another version of PyTorch began; the record says so.",
-    "--resume-anyway",
-)
-SeedOption = option(int, "Seed of the split, the weights and the batches.", min=0, max=2**32 - 1)
-SettingsOption = option(
-    list[str], "A hyper-parameter or image option; repeatable.", "--set", metavar="NAME=VALUE"
-)
+    option(
+        "Resume a run that another version of PyTorch began; the record says so.", "--resume-anyway"
+    ),
+]
+SeedOption = Annotated[
+    int, option("Seed of the split, the weights and the batches.", min=0, max=2**32 - 1)
+]
+SettingsOption = Annotated[
+    list[str] | None,
+    option("A hyper-parameter or image option; repeatable.", "--set", metavar="NAME=VALUE"),
+]
 _SKIP_FLAGS = "--skip-unreadable/--no-skip-unreadable"
-SkipUnreadableOption = option(
-    bool, "Leave out images that cannot be read, and list them.", _SKIP_FLAGS
-)
+SkipUnreadableOption = Annotated[
+    bool, option("Leave out images that cannot be read, and list them.", _SKIP_FLAGS)
+]
 
 # %% ../../nbs/11_cli/01_options.ipynb #def-parsed-settings
 def parse_settings(settings: list[str] | None, skip_unreadable: bool = False) -> dict:
@@ -161,32 +177,45 @@ def parse_settings(settings: list[str] | None, skip_unreadable: bool = False) ->
     return parsed
 
 # %% ../../nbs/11_cli/01_options.ipynb #choices
-PagesArgument = argument(
-    list[str], "Figures and tables (`hmoe list`); default: all of the profile.", metavar="PAGE"
-)
-PagesOrStudiesArgument = argument(
-    list[str],
-    "Figures, tables, studies or study files; default: all of the profile.",
-    metavar="PAGE|STUDY|FILE",
-)
-ProfileOption = option(str, "smoke, quick, mnist, pacs or paper; `hmoe list` describes them.")
-OnRequestOption = option(bool, "Without names: also pages made only on request.", "--all")
-AlgorithmsOption = option(list[str], "Only this algorithm; repeatable.", "--algorithm")
-DatasetOption = option(str, "Only this data set.", "--dataset")
-PublishedStudyOption = option(str, "A published study instead of the runs folder.", "--study")
-WhereOption = option(
-    list[str],
-    "Only runs with this value of a field or hyper-parameter; repeatable.",
-    metavar="NAME=VALUE",
-)
-FormatsOption = option(
-    list[str], "Also write tables as md or tex, or pictures as pdf; repeatable.", "--format"
-)
+PagesArgument = Annotated[
+    list[str] | None,
+    argument("Figures and tables (`hmoe list`); default: all of the profile.", metavar="PAGE"),
+]
+PagesOrStudiesArgument = Annotated[
+    list[str] | None,
+    argument(
+        "Figures, tables, studies or study files; default: all of the profile.",
+        metavar="PAGE|STUDY|FILE",
+    ),
+]
+_PROFILE = option("smoke, quick, mnist, pacs or paper; `hmoe list` describes them.")
+ProfileOption = Annotated[str, _PROFILE]
+OptionalProfileOption = Annotated[str | None, _PROFILE]
+OnRequestOption = Annotated[
+    bool, option("Without names: also pages made only on request.", "--all")
+]
+AlgorithmsOption = Annotated[
+    list[str] | None, option("Only this algorithm; repeatable.", "--algorithm")
+]
+DatasetOption = Annotated[str | None, option("Only this data set.", "--dataset")]
+PublishedStudyOption = Annotated[
+    str | None, option("A published study instead of the runs folder.", "--study")
+]
+WhereOption = Annotated[
+    list[str] | None,
+    option(
+        "Only runs with this value of a field or hyper-parameter; repeatable.", metavar="NAME=VALUE"
+    ),
+]
+FormatsOption = Annotated[
+    list[str] | None,
+    option("Also write tables as md or tex, or pictures as pdf; repeatable.", "--format"),
+]
 
 # %% ../../nbs/11_cli/01_options.ipynb #def-panels
 _PANELS = {  # title -> options, by the names of their parameters
     "What is trained": "algorithm dataset test_domains trial_seed restart network resolution set_ "
-    "hparams_seed n_hparams seed_as domainbed_compat",
+    "hparams_seed n_hparams seed_as domainbed_compat config dry_run",
     "Which runs": "profile everything part rule where study fresh",
     "Grouping": "labels no_classes method experts names test_domain",
     "Training": "steps epochs checkpoint_frequency sampler protocol splits precision determinism "

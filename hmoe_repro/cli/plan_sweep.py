@@ -10,17 +10,22 @@ __all__ = ['Request', 'requested', 'takes_request', 'plan_command', 'reproduce_c
 import inspect
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 from . import options
 from .options import argument, option, print_table, print_written, say
 
 # %% ../../nbs/11_cli/03_plan_sweep.ipynb #def-request
+if TYPE_CHECKING:  # at run time the import takes a second
+    from hmoe_repro.studies.request import Selection
+
+
 @dataclass
 class Request:
     """Studies and a selection among their runs, as the flags of a command request them."""
 
     studies: list[str]
-    selection: object  # a `Selection`
+    selection: "Selection"
     description: str  # studies and selection, in words
 
 
@@ -28,14 +33,16 @@ def requested(
     artefacts: options.PagesOrStudiesArgument = None,
     profile: options.ProfileOption = "quick",
     everything: options.OnRequestOption = False,
-    part: option(
-        str, "Only part I of N equal parts of the runs.", "--shard", metavar="I/N"
-    ) = "1/1",
-    algorithm: option(
-        list[str], "Only this; file.py:Name is trained as ERM is; repeatable."
-    ) = None,
-    n_hparams: option(int, "Hyper-parameter trials of each run.", min=1, max=10_000) = 1,
-    rule: option(str, "training-domain, leave-one-domain-out, oracle.") = "training-domain",
+    part: Annotated[
+        str, option("Only part I of N equal parts of the runs.", "--shard", metavar="I/N")
+    ] = "1/1",
+    algorithm: Annotated[
+        list[str] | None, option("Only this; file.py:Name is trained as ERM is; repeatable.")
+    ] = None,
+    n_hparams: Annotated[int, option("Hyper-parameter trials of each run.", min=1, max=10_000)] = 1,
+    rule: Annotated[
+        str, option("training-domain, leave-one-domain-out, oracle.")
+    ] = "training-domain",
     where: options.WhereOption = None,
     skip_unreadable: options.SkipUnreadableOption = False,
     set_: options.SettingsOption = None,
@@ -112,11 +119,10 @@ def plan_command(
     options.configure(data_dir, domainbed)
     if device == "auto" and no_accelerator():
         device = "cpu"
-    if device != "cpu":
-        device = resolve_device(device)
+    place = device if device == "cpu" else resolve_device(device)
     request = requested(**flags)
     store = RunStore()
-    plan = make_plan(request.studies, store, timings(store), device, request.selection)
+    plan = make_plan(request.studies, store, timings(store), place, request.selection)
     rows = []
     for study in plan.studies:
         runs = "?" if study.runs is None else study.runs
@@ -125,18 +131,18 @@ def plan_command(
     note = "(a run that two studies share is counted as missing once)"
     columns = ["study", "runs", "missing", "sequential time"]
     print_table(f"{request.description} {note}", columns, rows)
-    for line in plan.lines(jobs or default_jobs(device)):
+    for line in plan.lines(jobs or default_jobs(str(place))):
         print(line)
 
 # %% ../../nbs/11_cli/03_plan_sweep.ipynb #def-reproduce
 def reproduce_command(
     artefacts: options.PagesArgument = None,
-    profile: options.ProfileOption = None,
+    profile: options.OptionalProfileOption = None,
     everything: options.OnRequestOption = False,
     jobs: options.JobsOption = None,
     device: options.DeviceOption = "cpu",
     engine: options.EngineOption = "local",
-    fresh: option(bool, "Discard these runs and train them again.", "--fresh") = False,
+    fresh: Annotated[bool, option("Discard these runs and train them again.", "--fresh")] = False,
     data_dir: options.DataDirOption = None,
     log: options.LogOption = None,
     resume_anyway: options.ResumeAnywayOption = False,
@@ -167,21 +173,23 @@ def reproduce_command(
         published = steps.sample_runs()
         store = RunStore(runs_dir() / "sample")
         configs = [config_of(run) for run in published.itertuples()]
-    else:
-        names = requested_artefacts(artefacts, profile or "quick", everything)
-        studies = requested_studies(names, profile or "quick")
-        check_rendering(names)
-        configs = runs_of(studies)
-        store = RunStore()
-    sweep_options = SweepOptions(store, device, jobs, data_dir, engine)
-    output = ensure_writable(own_figures())
-    if sample or fresh:
+        sweep_options = SweepOptions(store, device, jobs, data_dir, engine)
+        output = ensure_writable(own_figures())
         store.discard_all([config.run_id for config in configs])
-    if sample:
         steps.reproduce_published(published_pages(), published, sweep_options, output, say)
         return print_written(output / "index.html")
-    steps.reproduce(names, profile or "quick", configs, sweep_options, output, say)
-    print_written(output / (profile or "quick") / "README.md")
+    profile = profile or "quick"
+    names = requested_artefacts(artefacts, profile, everything)
+    studies = requested_studies(names, profile)
+    check_rendering(names)
+    configs = runs_of(studies)
+    store = RunStore()
+    sweep_options = SweepOptions(store, device, jobs, data_dir, engine)
+    output = ensure_writable(own_figures())
+    if fresh:
+        store.discard_all([config.run_id for config in configs])
+    steps.reproduce(names, profile, configs, sweep_options, output, say)
+    print_written(output / profile / "README.md")
     return None
 
 # %% ../../nbs/11_cli/03_plan_sweep.ipynb #def-sweep
@@ -192,10 +200,12 @@ def sweep_command(
     jobs: options.JobsOption = None,
     device: options.DeviceOption = "auto",
     engine: options.EngineOption = "local",
-    gpus_per_run: option(float, "With ray: fraction of a GPU for a run.", min=0.01, max=1) = None,
-    minutes: option(
-        float, "Stop after this time; the next call resumes.", min=0.01, max=1e6
-    ) = None,
+    gpus_per_run: Annotated[
+        float | None, option("With ray: fraction of a GPU for a run.", min=0.01, max=1)
+    ] = None,
+    minutes: Annotated[
+        float | None, option("Stop after this time; the next call resumes.", min=0.01, max=1e6)
+    ] = None,
     data_dir: options.DataDirOption = None,
     domainbed: options.DomainBedOption = None,
     log: options.LogOption = None,
@@ -229,15 +239,15 @@ def sweep_command(
         minutes = max(0.0, minutes - (time.monotonic() - started) / 60)
     outcomes = sweep(configs, sweep_options, minutes=minutes)
     print(f"{outcomes.summary()}; {time.monotonic() - started:.0f} s")
-    print_written(sweep_options.store.folder)
+    print_written(outcomes.store.folder)
     outcomes.refuse_failed()
 
 # %% ../../nbs/11_cli/03_plan_sweep.ipynb #def-pack
 def pack_command(
-    file: argument(str, "The .tar.gz file to write."),
-    states: option(bool, "With the checkpoints of unfinished runs.") = True,
-    weights: option(bool, "With the selected weights.") = False,
-    arrays: option(bool, "With codes and other arrays.") = True,
+    file: Annotated[str, argument("The .tar.gz file to write.")],
+    states: Annotated[bool, option("With the checkpoints of unfinished runs.")] = True,
+    weights: Annotated[bool, option("With the selected weights.")] = False,
+    arrays: Annotated[bool, option("With codes and other arrays.")] = True,
 ):
     """Pack all runs into one archive, to move them to another machine.
 
@@ -251,13 +261,15 @@ def pack_command(
     print_written(file)
 
 
-_SourcesArgument = argument(list[str], "Archives of `hmoe pack`, or folders of runs.")
-_LimitOption = option(
-    float,
-    "Largest unpacked size in GiB; default: 1, or 20 times the archive if that is more.",
-    min=0.001,
-    max=1e6,
-)
+_SourcesArgument = Annotated[list[str], argument("Archives of `hmoe pack`, or folders of runs.")]
+_LimitOption = Annotated[
+    float | None,
+    option(
+        "Largest unpacked size in GiB; default: 1, or 20 times the archive if that is more.",
+        min=0.001,
+        max=1e6,
+    ),
+]
 
 
 def unpack_command(files: _SourcesArgument, limit_gib: _LimitOption = None):

@@ -6,14 +6,19 @@
 __all__ = ['publish_command', 'figures_command', 'select_command', 'report_command', 'export_domainbed_command', 'bench_command']
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #imports
+from pathlib import Path
+from typing import Annotated
+
 from . import options
 from .options import argument, option, path_from_here, print_frame, print_written, say
 from ..core.errors import check_choice, printable
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-publish
 def publish_command(
-    studies: argument(list[str], "Studies, such as quick-digits."),
-    partial: option(bool, "Publish the finished runs now, the rest later.", "--partial") = False,
+    studies: Annotated[list[str], argument("Studies, such as quick-digits.")],
+    partial: Annotated[
+        bool, option("Publish the finished runs now, the rest later.", "--partial")
+    ] = False,
 ):
     """Copy the records of finished studies into `results/`.
 
@@ -87,16 +92,22 @@ def _records(study, published, algorithms, dataset, settings) -> list[dict]:
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-select
 def select_command(
-    study_in_store: argument(str, "Only this study, by name or file.", metavar="STUDY") = None,
+    study_in_store: Annotated[
+        str | None, argument("Only this study, by name or file.", metavar="STUDY")
+    ] = None,
     algorithm: options.AlgorithmsOption = None,
     dataset: options.DatasetOption = None,
-    rule: option(
-        str, "training-domain, leave-one-domain-out or oracle; default: the study's."
-    ) = None,
-    n_hparams: option(int, "Only the first N trials; default: all.", min=1, max=10_000) = None,
+    rule: Annotated[
+        str | None, option("training-domain, leave-one-domain-out or oracle; default: the study's.")
+    ] = None,
+    n_hparams: Annotated[
+        int | None, option("Only the first N trials; default: all.", min=1, max=10_000)
+    ] = None,
     study: options.PublishedStudyOption = None,
     where: options.WhereOption = None,
-    output: option(str, "CSV of the selected runs.", callback=options.writable_file) = None,
+    output: Annotated[
+        str | None, option("CSV of the selected runs.", callback=options.writable_file)
+    ] = None,
 ):
     """Print the table of results by a selection rule, and the missing runs.
 
@@ -119,13 +130,13 @@ def select_command(
     for title, error in refused.items():
         print(f"no table of {title}: {error}")
     if output:
-        write_atomic(output, csv_text(chosen).encode("utf-8", "surrogateescape"))
+        write_atomic(Path(output), csv_text(chosen).encode("utf-8", "surrogateescape"))
         print_written(output)
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-report
 def report_command(
-    study: argument(str, "A study, by name or file: my_study.toml."),
-    output: option(str, "Folder of the page.") = "reports",
+    study: Annotated[str, argument("A study, by name or file: my_study.toml.")],
+    output: Annotated[str, option("Folder of the page.")] = "reports",
     formats: options.FormatsOption = None,
 ):
     """Write the page of a study: table, detectable differences, curves.
@@ -141,12 +152,16 @@ def report_command(
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-export
 def export_domainbed_command(
-    folder: argument(str, "Folder to write; new, empty, or an earlier export of these runs."),
+    folder: Annotated[
+        str, argument("Folder to write; new, empty, or an earlier export of these runs.")
+    ],
     algorithm: options.AlgorithmsOption = None,
     dataset: options.DatasetOption = None,
     study: options.PublishedStudyOption = None,
     where: options.WhereOption = None,
-    as_: option(str, "Write them under this name of a DomainBed data set.", "--as") = None,
+    as_: Annotated[
+        str | None, option("Write them under this name of a DomainBed data set.", "--as")
+    ] = None,
 ):
     """Write runs as a sweep folder that DomainBed's scripts read.
 
@@ -194,13 +209,17 @@ def _benches() -> dict:
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-bench-command
 def bench_command(
-    what: option(
-        str, "updates, moe, algorithms, registry, frozen, groupings, systems or sweep."
-    ) = "updates",
-    rounds: option(int, "How often everything is measured, in turn.", min=3) = 7,
-    scale: option(str, "full, tiny or gpu (the paper's batch); systems: quick, tiny.") = None,
-    device: option(str, "For algorithms only: cpu, cuda or another.") = "cpu",
-    publish: option(bool, "Write the record to results/ and render its page.", "--publish") = False,
+    what: Annotated[
+        str, option("updates, moe, algorithms, registry, frozen, groupings, systems or sweep.")
+    ] = "updates",
+    rounds: Annotated[int, option("How often everything is measured, in turn.", min=3)] = 7,
+    scale: Annotated[
+        str | None, option("full, tiny or gpu (the paper's batch); systems: quick, tiny.")
+    ] = None,
+    device: Annotated[str, option("For algorithms only: cpu, cuda or another.")] = "cpu",
+    publish: Annotated[
+        bool, option("Write the record to results/ and render its page.", "--publish")
+    ] = False,
 ):
     """Measure time and memory on this machine.
 
