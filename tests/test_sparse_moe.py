@@ -341,7 +341,7 @@ def test_experts_begin_as_copies_and_refuse_another_width():
     [
         (dict(num_experts=4, k=5), "5 of 4 experts"),
         (dict(k=0), "k between 1 and 6"),
-        (dict(num_experts=0), "0 experts computes nothing. Fix: use at least two"),
+        (dict(num_experts=0), "0 experts computes nothing. Fix: use at least one expert, or two"),
         (
             dict(num_experts=1),
             "compares experts.*only one. Fix: use at least two experts, or loss=",

@@ -628,7 +628,7 @@ MISTAKES = [
         "steps = 7",
         'evaluate = "some"',
         24,
-        "evaluate must be a text .*got 'some'. It means: selection or all",
+        "evaluate must be a text .*got 'some'. It means: selection .* or all",
     ),
     ("steps = 7", 'determinism = "exact"', 24, "unknown determinism 'exact'. Valid: native"),
     ('"all"', '"every"', 25, 'test_domains must be "all"'),

@@ -65,10 +65,10 @@ def partners(y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 class SelfReg(ERM):
     """Self-supervised contrastive regularisation (Kim et al., 2021), without negatives.
 
-    Loss: nll + min(nll, 1) * (lam D(other) + (1 - lam) D(mixture)), with lam ~ Beta(0.5, 0.5). D is
-    the mean squared difference of logits + 0.3 times the one of features and projected features, to
-    another image of the class or to a mixture of two. Deviations: no curriculum of domains and no
-    averaged weights. DomainBed never trains the projection (`domainbed_compat`).
+    Loss: nll + min(nll, 1) * (lam D(1) + (1 - lam) D(lam)), with lam ~ Beta(0.5, 0.5). D(mu) is the
+    mean squared difference of logits + 0.3 times the one of features and projected features, to
+    the mixture of two images of the class with weights mu and 1 - mu. Deviations: no curriculum of
+    domains and no averaged weights. DomainBed never trains the projection (`domainbed_compat`).
     """
 
     HPARAMS = ERM.HPARAMS | declared_hparams("SelfReg")
@@ -231,8 +231,9 @@ class Transfer(ERM):
 
     Losses in turn: cross entropy for the network, then t_lambda * (largest - smallest domain risk
     of the adversary) for the featurizer, which the adversary maximises in a ball of radius `delta`
-    around the classifier. Deviation: with `gda` SGD trains the network, and DomainBed's never does
-    (`domainbed_compat`). A frozen featurizer raises `HmoeError`.
+    around the classifier. Deviation: with `gda`, SGD trains the network. In DomainBed it gets only
+    the adversary's parameters, so the network is never trained (`domainbed_compat`). A frozen
+    featurizer raises `HmoeError`.
     """
 
     HPARAMS = ERM.HPARAMS | declared_hparams("Transfer")

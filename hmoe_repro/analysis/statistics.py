@@ -28,7 +28,7 @@ from ..core.style import PALETTE, colours
 
 # %% ../../nbs/07_analysis/05_statistics.ipynb #def-grid
 def _row_conditions(row) -> dict:
-    """Return a row, as `select_rows` takes it, as a dict of columns."""
+    """Convert a row description (name, pair or dict) to a dict of column -> value."""
     if isinstance(row, dict):
         return row
     if not len(row):

@@ -86,7 +86,8 @@ def _commands_of(module) -> dict:
 
 app = typer.Typer(
     help="Reproduce HMOE, GMoE and DMG, three methods of domain generalization, and "
-    "their baselines.",
+    "their baselines.\n\nA page is one reproduced figure or table. A profile is a scale of "
+    "training, from smoke to paper.",
     epilog="`hmoe COMMAND --help` shows the options of a command, with an example.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -64,7 +64,12 @@ def discover_command(
     ] = None,
     experts: Annotated[
         int | None,
-        option("Number of groups or experts; default: chosen by stability.", min=2, max=999),
+        option(
+            "Number of groups, or of experts, some of which may stay unused. Default: chosen by "
+            "stability, or 5 without pretrained features.",
+            min=2,
+            max=999,
+        ),
     ] = None,
     names: Annotated[
         str | None, option("Names of the groups, the largest first: art,photo.")
@@ -72,18 +77,39 @@ def discover_command(
     sort_into: Annotated[
         str | None, option("Copy the images into this new folder, by group.")
     ] = None,
-    links: Annotated[bool, option("With --sort-into: link them instead.", "--links")] = False,
+    links: Annotated[
+        bool, option("With --sort-into: make symbolic links instead of copies.", "--links")
+    ] = False,
     test_domain: Annotated[
         str | None, option("Hold out this domain, not a fifth of each class.")
     ] = None,
-    steps: Annotated[int | None, option("Number of updates.", min=1)] = None,
+    steps: Annotated[
+        int | None,
+        option("Number of updates. Default: 300 with a frozen network, otherwise 1500.", min=1),
+    ] = None,
     restarts: Annotated[
-        int, option("Trainings; the one with the clearest gate is kept.", min=1, max=99)
+        int,
+        option(
+            "Number of trainings of HMOE. The one with the lowest gate entropy is kept.",
+            min=1,
+            max=99,
+        ),
     ] = 3,
     seed: options.SeedOption = 0,
-    network: Annotated[str | None, option("Name of the network, also timm:NAME.")] = None,
+    network: Annotated[
+        str | None,
+        option(
+            "Name of the network, or timm:NAME. Default: efficientnet_lite0 if its weights are "
+            "installed, otherwise a small CNN."
+        ),
+    ] = None,
     resolution: Annotated[
-        int | None, option("Images are resized to this many pixels a side.", min=8)
+        int | None,
+        option(
+            "Images are resized to this many pixels a side. Default: 224 with a frozen network, "
+            "otherwise 48.",
+            min=8,
+        ),
     ] = None,
     skip_unreadable: options.SkipUnreadableOption = True,
     set_: options.SettingsOption = None,

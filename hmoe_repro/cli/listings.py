@@ -137,7 +137,9 @@ def _run_row(record: dict) -> list:
 
 
 def runs_command():
-    """List the runs trained here: finished, failed and damaged.
+    """List the runs in the folder of runs: finished, failed and damaged.
+
+    The folder is HMOE_RUNS, or `runs/`. A record that cannot be read makes the command fail.
 
     Example:
         hmoe runs

@@ -37,7 +37,11 @@ def requested(
         str, option("Only part I of N equal parts of the runs.", "--shard", metavar="I/N")
     ] = "1/1",
     algorithm: Annotated[
-        list[str] | None, option("Only this; file.py:Name is trained as ERM is; repeatable.")
+        list[str] | None,
+        option(
+            "Only this algorithm (repeatable). One without runs in the study, such as "
+            "file.py:Name, gets the runs and settings of ERM."
+        ),
     ] = None,
     n_hparams: Annotated[int, option("Hyper-parameter trials of each run.", min=1, max=10_000)] = 1,
     rule: Annotated[

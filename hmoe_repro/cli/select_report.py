@@ -15,12 +15,14 @@ from ..core.errors import check_choice, printable
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-publish
 def publish_command(
-    studies: Annotated[list[str], argument("Studies, such as quick-digits.")],
+    studies: Annotated[list[str], argument("Names of studies, or study files.")],
     partial: Annotated[
-        bool, option("Publish the finished runs now, the rest later.", "--partial")
+        bool, option("Publish the complete runs of an unfinished study, too.", "--partial")
     ] = False,
 ):
     """Copy the records of finished studies into `results/`.
+
+    A study with a missing or failed run is refused, unless `--partial` is given.
 
     Example:
         hmoe publish quick-digits

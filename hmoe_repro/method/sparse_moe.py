@@ -376,7 +376,7 @@ class SparseMoE(nn.Module):
         router: str = "cosine",
         capacity_factor: float = 1.5,  # in training, or 0 for a dropless layer
         evaluation: str = "dropless",  # or 'capacity': the limit of training, as in GMoE's code
-        gate_noise: float = 1.0,  # standard deviation, divided by the number of experts
+        gate_noise: float = 1.0,  # the noise has standard deviation gate_noise / num_experts
         by_score: bool = True,  # batch-prioritised routing
         dropout: float = 0.1,
         loss: str = "balance",  # or 'product'
@@ -461,7 +461,8 @@ def check_settings(
     check_choice(loss, ("balance", "product"), "loss")
     if num_experts < 1:
         raise HmoeError(
-            f"a layer of {num_experts} experts computes nothing.", fix="use at least two experts."
+            f"a layer of {num_experts} experts computes nothing.",
+            fix="use at least one expert, or two for the balance loss.",
         )
     if not 1 <= k <= num_experts:
         raise HmoeError(

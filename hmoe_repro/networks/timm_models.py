@@ -112,7 +112,8 @@ def _patch_error(name: str, image_size: tuple, missed: list[int], stride: tuple)
 def _probe(name: str, body: TimmNetwork, input_shape: tuple) -> torch.Tensor:
     """Run a network on the device 'meta' on two images, and check that it uses all pixels.
 
-    Patches that leave out a part of each image are accepted only at the size it was trained on.
+    Patches that leave out a part of each image are accepted only at the size on which the
+    network was trained.
 
     Returns:
         Its features. On the device 'meta' they have a shape but no values.

@@ -103,7 +103,9 @@ class RunOptions(Checked):
     evaluate: str = Field(
         "selection",
         pattern=r"^(selection|all)(:[1-9]\d*)?$",
-        description="selection or all. selection:2000 uses up to 2000 validation images a domain.",
+        description="selection (what the training-domain rule needs) or all (every domain at "
+        "every checkpoint, as the oracle rule and the pairs of leave-one-domain-out need). "
+        "selection:2000 uses up to 2000 validation images a domain.",
     )
     precision: Precision = Field(
         "float32", description="float32, bf16, either of them with -compile, or tf32 (on a GPU)."
@@ -120,12 +122,14 @@ class RunOptions(Checked):
     )
     domainbed_compat: bool = Field(
         False,
-        description="Repeat DomainBed in detail: the hyper-parameter of this name is set, seeds "
-        "hash DomainBed's names, generated data follow the run's seed, and GMoE's capacity also "
-        "limits evaluation.",
+        description="Repeat DomainBed's implementation in detail. This sets `domainbed_compat` in "
+        "the algorithm, hashes DomainBed's names to seeds, generates data from the run's seed, and "
+        "applies GMoE's capacity in evaluation, too.",
     )
     seed_as: str | None = Field(
-        None, description="Use this algorithm's seed, to share its weights and batches."
+        None,
+        description="Name of another algorithm. Seed this run as that one, so that both start from "
+        "the same weights and see the same batches.",
     )
     determinism: Literal["native", "portable"] = Field(
         "native",
@@ -134,7 +138,7 @@ class RunOptions(Checked):
     measure: Literal["", "spectra", "clusters", "groups", "codes"] = Field(
         "",
         description="Also measure spectra, clusters, groups (the expert of each validation image) "
-        "or codes (their positions at each checkpoint).",
+        "or codes (their style codes at each checkpoint, in two dimensions).",
     )
 
 # %% ../../nbs/05_training/01_run_config.ipynb #def-explained
