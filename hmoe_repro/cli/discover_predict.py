@@ -49,6 +49,42 @@ def _write_findings(findings, folder, output: str) -> str:
     _print_skipped(findings.unreadable)
     return table_file
 
+# %% ../../nbs/11_cli/07_discover_predict.ipynb #discover-options
+_ExpertsOption = Annotated[
+    int | None,
+    option(
+        "Number of groups, or of experts, some of which may stay unused. Default: chosen by "
+        "stability, or 5 without pretrained features.",
+        min=2,
+        max=999,
+    ),
+]
+_StepsOption = Annotated[
+    int | None,
+    option("Number of updates. Default: 300 with a frozen network, otherwise 1500.", min=1),
+]
+_RestartsOption = Annotated[
+    int,
+    option(
+        "Number of trainings of HMOE. The one with the lowest gate entropy is kept.", min=1, max=99
+    ),
+]
+_NetworkOption = Annotated[
+    str | None,
+    option(
+        "Name of the network, or timm:NAME. Default: efficientnet_lite0 if its weights are "
+        "installed, otherwise a small CNN."
+    ),
+]
+_ResolutionOption = Annotated[
+    int | None,
+    option(
+        "Images are resized to this many pixels a side. Default: 224 with a frozen network, "
+        "otherwise 48.",
+        min=8,
+    ),
+]
+
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-discover
 def discover_command(
     folder: Annotated[str, argument("Holds <class>/<image>, <domain>/<class>/<image>, or images.")],
@@ -62,15 +98,7 @@ def discover_command(
     method: Annotated[
         str | None, option("features (default if weights are installed) or hmoe.")
     ] = None,
-    experts: Annotated[
-        int | None,
-        option(
-            "Number of groups, or of experts, some of which may stay unused. Default: chosen by "
-            "stability, or 5 without pretrained features.",
-            min=2,
-            max=999,
-        ),
-    ] = None,
+    experts: _ExpertsOption = None,
     names: Annotated[
         str | None, option("Names of the groups, the largest first: art,photo.")
     ] = None,
@@ -83,34 +111,11 @@ def discover_command(
     test_domain: Annotated[
         str | None, option("Hold out this domain, not a fifth of each class.")
     ] = None,
-    steps: Annotated[
-        int | None,
-        option("Number of updates. Default: 300 with a frozen network, otherwise 1500.", min=1),
-    ] = None,
-    restarts: Annotated[
-        int,
-        option(
-            "Number of trainings of HMOE. The one with the lowest gate entropy is kept.",
-            min=1,
-            max=99,
-        ),
-    ] = 3,
+    steps: _StepsOption = None,
+    restarts: _RestartsOption = 3,
     seed: options.SeedOption = 0,
-    network: Annotated[
-        str | None,
-        option(
-            "Name of the network, or timm:NAME. Default: efficientnet_lite0 if its weights are "
-            "installed, otherwise a small CNN."
-        ),
-    ] = None,
-    resolution: Annotated[
-        int | None,
-        option(
-            "Images are resized to this many pixels a side. Default: 224 with a frozen network, "
-            "otherwise 48.",
-            min=8,
-        ),
-    ] = None,
+    network: _NetworkOption = None,
+    resolution: _ResolutionOption = None,
     skip_unreadable: options.SkipUnreadableOption = True,
     set_: options.SettingsOption = None,
     device: options.DeviceOption = "auto",
