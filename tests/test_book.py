@@ -222,9 +222,9 @@ def words(slide):
 # How a question of the plan begins: what is said or shown in its answer, and not before.
 ANSWERS = {
     "Which of the three methods": "needed in training",
-    "Will one network fail": "The mixture fits about as well as the single network",
+    "Will one network fail": "of the single network",
     "What happens with the entropy loss alone": "trivial solution",
-    "And with the load balance alone": "a gate that decides nothing",
+    "And with the load balance alone": "one expert for all, or no decision",
     "Which loss teaches": "L_ad encoder, adversary",
     "Do you believe": "identifies the toy's three intervals",
     "Which rows differ": "differs significantly from ERM in average accuracy",
