@@ -184,25 +184,25 @@ def test_bf16_targets_need_the_hardware_and_others_do_not(hardware, reason):
 
 
 def test_a_tiny_record_meets_and_misses_nothing():
-    (said,) = set(verdicts(invented(scale="tiny")).values())
-    assert said.startswith("cannot")
-    assert said.endswith("(scale tiny)")
+    assert set(verdicts(invented(scale="tiny")).values()) == {
+        "cannot be measured here (scale tiny)"
+    }
 
 
 def test_sentences_are_computed():
     notes = "\n".join(PAGE.bench_notes(invented()))
-    assert "140 GFLOP in" in notes
-    assert "140 GFLOP/s, 70%" in notes
-    assert "(200 float32, 1000" in notes
+    assert (
+        "140 GFLOP in float32 at 140 GFLOP/s, 70% of what a matrix product reaches on this core "
+        "(200 float32, 1000 bf16)" in notes
+    )
     assert "bf16-compile 31 s" in notes
-    assert "float32-compile: no compiler" in notes
+    assert "Skipped: float32-compile: no compiler" in notes
     machine = "\n".join(machine_notes(invented()))
-    assert "in hardware (AMX)" in machine
+    assert "multiplies bf16 in hardware (AMX)" in machine
     assert "other processes used" not in machine
     loaded = "\n".join(machine_notes(invented(busy=0.6, bf16="emulated")))
-    assert "got 60%" in loaded
-    assert "**other processes used" in loaded
-    assert "are emulated" in loaded
+    assert "got 60% of a core: **other processes used the machine" in loaded
+    assert "bf16 products are emulated" in loaded
 
 
 def test_the_answer_has_both_precisions_and_the_quartiles_of_the_faster():
@@ -211,9 +211,8 @@ def test_the_answer_has_both_precisions_and_the_quartiles_of_the_faster():
     line = PAGE.speed_line(record)
     halves = [name for name in rounds if name.startswith("bf16")]
     best = rounds[rounds[halves].median().idxmax()]
-    assert f"is {rounds['float32'].median():.2f} times" in line
-    assert f"{best.median():.2f} times in" in line
-    assert f"(quartiles {best.quantile(0.25):.2f}" in line
+    assert f"is {rounds['float32'].median():.2f} times as fast as the plain loop" in line
+    assert f"{best.median():.2f} times in bf16 (quartiles {best.quantile(0.25):.2f} to" in line
     assert len(line.split()) <= 25
     alone = record | {"seconds": {"ERM update": dict(record["seconds"]["ERM update"])}}
     for name in halves:
@@ -241,12 +240,12 @@ def test_a_damaged_record_is_one_line_with_the_fix(tmp_path, text, complaint):
     (tmp_path / "bench.json").write_text(text)
     with pytest.raises(HmoeError, match=re.escape(complaint)) as caught:
         read_benchmark(tmp_path / "bench.json", "updates")
-    assert "--what updates --publish" in caught.value.fix
+    assert "Fix: `hmoe bench --what updates --publish`" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_missing_record_says_how_to_make_one(tmp_path):
-    with pytest.raises(HmoeError, match="bench.json.*--what updates"):
+    with pytest.raises(HmoeError, match="no benchmark record at .*Fix: `hmoe bench --what updates"):
         read_benchmark(tmp_path / "bench.json", "updates")
 
 
@@ -370,7 +369,7 @@ def tiny():
 
 
 def test_a_tiny_bench_measures_every_path_in_every_round(tiny):
-    assert tiny["said"] == [f"round {i} of 3" for i in (1, 2, 3)]
+    assert tiny["said"] == ["round 1 of 3", "round 2 of 3", "round 3 of 3"]
     assert all(
         set(tiny["seconds"][w]) == {"plain", "float32", "bf16"}
         and all(len(v) == 3 and min(v) > 0 for v in tiny["seconds"][w].values())
@@ -404,7 +403,9 @@ def test_the_page_shows_the_record(warm_kernels, tiny, tmp_path):
         "speed_targets.md",
         "speed.provenance.json",
     } <= made
-    assert (page.parent / "speed_targets.md").read_text().count("(scale tiny)") == len(TARGETS)
+    assert (page.parent / "speed_targets.md").read_text().count(
+        "cannot be measured here (scale tiny)"
+    ) == len(TARGETS)
     text = page.read_text()
     assert "Scale tiny" in text
     assert str(tmp_path) not in text
@@ -414,9 +415,8 @@ def test_the_page_shows_the_record(warm_kernels, tiny, tmp_path):
 
 
 def test_unknown_scales_are_refused():
-    with pytest.raises(HmoeError, match="scale 'huge'") as caught:
+    with pytest.raises(HmoeError, match="unknown scale 'huge'. Valid: full, tiny"):
         UPDATE_SPEED.run(3, "huge")
-    assert list(caught.value.choices) == ["full", "tiny"]
 
 
 def test_the_page_says_which_group_norm_is_used_and_whether_that_pays():

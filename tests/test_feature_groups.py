@@ -196,7 +196,7 @@ def test_names_that_do_not_fit_and_methods_that_cannot_are_refused(styles):
         discover(folder, names=["only"], **how)
     with pytest.raises(HmoeError, match="cannot have the name '..'"):
         discover(folder, names=["a", ".."], **how)
-    with pytest.raises(HmoeError, match="60 images are too few for 7 groups. Fix: experts of 6"):
+    with pytest.raises(HmoeError, match="60 images are too few for 7 groups. Fix: at most 6"):
         discover(folder, **how | {"experts": 7})
     with pytest.raises(HmoeError, match="efficientnet_lite0.*hmoe_repro.pretrained"):
         discover(folder, method="features", **how | {"network": "image_cnn"})

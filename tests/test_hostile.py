@@ -247,7 +247,7 @@ BAD_STUDIES = {
         "[grid]\n"
         + "".join(f"h{i} = [1, 2, 3, 4, 5, 6, 7, 8, 9]\n" for i in range(9)): "too large",
         "x = " + "[" * 2000 + "]" * 2000 + "\n": "",
-        "#" + "x" * 200_000 + "\n": "most of a settings file",
+        "#" + "x" * 200_000 + "\n": "limit of a settings file",
     },
     '["sketch"]\n': {'[["negative", "photo", "plain", "sketch"]]\n': "leave a training domain"},
 }

@@ -72,4 +72,4 @@ def test_what_is_no_image_is_told_what_is(model, photo, images):
     with pytest.raises(HmoeError) as caught:
         model.predict(images)
     assert "a path" in caught.value.fix
-    assert "in a list" in caught.value.fix
+    assert "as a list" in caught.value.fix

@@ -111,7 +111,7 @@ def line_with(**fields):
             ),
             "line 2: test_domains must be a valid tuple",
         ),
-        ("SAME", "line 2: run [0-9a-f]{12} again"),
+        ("SAME", "line 2: run [0-9a-f]{12} occurs"),
     ],
 )
 def test_a_bad_line_is_named_with_the_way_out(tmp_path, line, complaint):

@@ -129,7 +129,7 @@ def test_the_other_load_balance_is_the_squared_coefficient_of_variation():
     p = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.7, 0.2]])  # loads 0.3, 0.5, 0.2
     by_hand = ((0.3 - 1 / 3) ** 2 + (0.5 - 1 / 3) ** 2 + (0.2 - 1 / 3) ** 2) / 3 / (1 / 3) ** 2
     assert math.isclose(load_balance_loss(p, "cv2"), by_hand, rel_tol=1e-5)
-    with pytest.raises(HmoeError, match="unknown load balance 'cv'. Valid: kl, cv2"):
+    with pytest.raises(HmoeError, match="unknown load balance 'cv'.* Valid: kl, cv2"):
         load_balance_loss(p, "cv")
 
 

@@ -101,23 +101,21 @@ def test_what_is_missing_has_a_name(searched):
     rows, missing = select_by_rule(kept, "leave-one-domain-out")
     assert len(rows) == 4
     assert len(missing) == 2
-    runs = [re.match(r"(\w+) on (\w+), seed (\d), draw (\d)", text).groups() for text in missing]
-    assert runs == [("ERM", "photo", "1", "2"), ("ERM", "sketch", "0", "1")]
-    assert "photo alone" in missing[0]
+    assert "ERM on photo, seed 1, draw 2 of 3: no run held out photo alone" in missing[0]
+    assert "ERM on sketch, seed 0, draw 1 of 3" in missing[1]
     assert "missing: sketch+plain" in missing[1]
     dead = copy.deepcopy(searched[0]) | {"status": "failed", "reason": "NaN loss at step 40"}
     notes = select_by_rule([dead, *searched[1:]])[1]
     assert len(notes) == 2
-    assert dead["reason"] in notes[0]
+    assert "NaN loss at step 40" in notes[0]
     assert dead["run_id"] in notes[0]
-    assert "draw 0 of" in notes[1]
-    with pytest.raises(HmoeError, match="to choose from.*NaN loss"):
+    assert "draw 0 of 3" in notes[1]
+    with pytest.raises(HmoeError, match="no run to choose from.*NaN loss"):
         select_by_rule([dead])
     with pytest.raises(HmoeError, match="hmoe runs"):
         select_by_rule([])
-    with pytest.raises(HmoeError, match="^unknown.*'best'") as caught:
+    with pytest.raises(HmoeError, match="^unknown selection rule 'best'. Valid: training-domain"):
         select_by_rule(searched, "best")
-    assert "training-domain" in caught.value.choices
 
 
 @pytest.mark.parametrize(
@@ -174,9 +172,7 @@ def test_every_published_study_has_its_tables(hmoe, tmp_path):
 def test_settings_of_a_test_domain_make_no_variant_and_are_named():
     settled = [full(["sketch"]), full(["photo"], hparams={"lr": 0.5})]
     assert [title for title, _ in split_into_tables(settled)] == ["DigitDomains"]
-    (note,) = hparams_note(settled)
-    assert "test domains: ERM" in note
-    assert "(lr)" in note
+    assert hparams_note(settled) == ["settings differ between test domains: ERM (lr)"]
     pairs = [full(pair, hparams={"lr": 0.5}) for pair in PAIRS]
     with pytest.raises(HmoeError, match="differ in lr"):  # that rule compares them
         select_by_rule([full(["sketch"]), *pairs], "leave-one-domain-out")
@@ -235,7 +231,7 @@ def test_what_each_rule_needs_is_planned_once(monkeypatch):
     monkeypatch.setitem(
         DATASETS, "Two", replace(DATASETS["DigitDomains"], domain_names=("photo", "sketch"))
     )
-    with pytest.raises(HmoeError, match="left to train"):
+    with pytest.raises(HmoeError, match="nothing would be left to train on"):
         search_configs([base.replace(dataset="Two")], 1, "leave-one-domain-out")
     with pytest.raises(HmoeError, match="Valid: training-domain"):
         search_configs([base], 1, "best")
@@ -346,11 +342,11 @@ def test_a_search_is_trained_chosen_and_exported(hmoe, tmp_path):
     hmoe("select", "--rule", "leave-one-domain-out", fails="photo and one more .missing: photo\\+")
     hmoe("train", "--algorithm", "ERM", "--test-domain", "photo", *TINY)
     hmoe("export-domainbed", "other", fails="evaluate=all")
-    told = hmoe("export-domainbed", "those", "--where", "evaluate=all")
-    assert "2 runs in" in told
-    assert "6 folders" in told
-    assert "not of DigitDomainsTiny" in told
-    assert re.search("missing: ERM.*photo.*seed 0.*draw 1", hmoe("select"))
+    assert "2 runs in 6 folders" in (
+        told := hmoe("export-domainbed", "those", "--where", "evaluate=all")
+    )
+    assert "not of DigitDomainsTiny unless" in told
+    assert "missing: ERM on photo, seed 0, draw 1 of 2" in hmoe("select")
     assert not (tmp_path / "other").exists()
     hmoe("select", "--algorithm", "HMOE", fails="Valid: ERM, HMOE-DN")
     hmoe(
@@ -425,9 +421,8 @@ def test_a_mistake_in_an_own_algorithm_names_its_file_and_line(hmoe, tmp_path, b
     printed = hmoe(*train, fails=said)
     (record,) = RunStore().scan()[0]
     assert record["status"] == "failed"
-    assert f"line {line} of" in record["reason"]
-    assert f"mine.py (`{text}`): " in record["reason"]
-    assert "Fix: correct" in record["reason"]
+    assert f"algorithm Mine failed in line {line} of mine.py (`{text}`): " in record["reason"]
+    assert "Fix: correct that line" in record["reason"]
     assert "\n" not in record["reason"]
     assert str(tmp_path) not in record["reason"]
     assert "Traceback" not in printed
@@ -490,7 +485,7 @@ def test_an_algorithm_from_a_file_in_a_sweep_and_after_the_file_changed(hmoe, tm
         "--algorithm",
         "mine.py:Mine",
     )
-    assert "4 of 4" in hmoe(*sweep)
+    assert "4 of 4 runs complete" in hmoe(*sweep)
     assert "0 to train" in hmoe(*sweep)
     old = RunStore().scan()[0]
     assert {r["config"]["algorithm"] for r in old} == {"Mine (mine.py)"}
@@ -539,7 +534,7 @@ def test_code_that_came_with_a_store_is_run_only_if_it_is_trusted(hmoe, tmp_path
         load_model(record["run_id"])
     assert not (tmp_path / "ran").exists()
     assert not (tmp_path / "predictions.csv").exists()
-    assert "8 images" in hmoe(*predict, "--trust-code")
+    assert "8 images in predictions.csv" in hmoe(*predict, "--trust-code")
     assert (tmp_path / "ran").exists()
     load_model(record["run_id"])  # its file is known to this process by now
 
@@ -566,7 +561,7 @@ def test_algorithms_of_one_name_are_trained_beside_each_other(hmoe, tmp_path):
         text += f"class ERM(base.ERM): place = {name!r}\n"
         (tmp_path / f"{name}.py").write_text(text)
     (tmp_path / "study.toml").write_text(SHADOWS)
-    assert "3 of 3" in hmoe("sweep", "study.toml", "--jobs", 1, "--device", "cpu")
+    assert "3 of 3 runs complete" in hmoe("sweep", "study.toml", "--jobs", 1, "--device", "cpu")
     names = {"ERM", "ERM (shadow.py)", "ERM (other.py)"}
     configs = [RunConfig.from_dict(record["config"]) for record in RunStore().scan()[0]]
     assert {s.algorithm: bool(s.algorithm_source) for s in configs} == {
@@ -624,6 +619,5 @@ def test_a_folder_of_images_gets_its_table(hmoe, tmp_path):
             seed,
         )
     said, records = hmoe("select", "--dataset", "pictures"), RunStore().scan()[0]
-    assert "trial seeds: 2," in said
-    assert f"test images: {records[0]['test_size']};" in said
-    assert "holds out" in said
+    assert f"trial seeds: 2, test images: {records[0]['test_size']};" in said
+    assert "no run holds out" in said

@@ -233,7 +233,7 @@ def test_a_sweep_takes_configurations_or_studies_and_options_by_name(tmp_path, m
         ("smoke-toys", {}, "Valid: .*smoke-toy"),
         (5, {}, "5 .int. is no run"),
         ([first, 5], {}, "5 .int. is no run"),
-        (first, {"job": 3}, "unknown option of a sweep 'job'. Valid: store, device, jobs"),
+        (first, {"job": 3}, "unknown option of a sweep 'job'.* Valid: store, device, jobs"),
         (first, {"jobs": -1}, "-1 jobs"),
         (first, {"jobs": 0, "engine": "ray"}, "Ray"),
     ):

@@ -233,8 +233,8 @@ def test_results_of_a_folder_by_its_name(given, elsewhere, trained, monkeypatch)
     monkeypatch.chdir(trained.folder.parent)
     assert len(results("runs")) == len(results(trained.folder)) == 2
     for source, said in (
-        ([], "no study is named. Fix: a study"),
-        ("study.toml", r"study.toml says what to train.*Fix: `hmoe sweep study.toml`"),
+        ([], "no study is named. Fix: name"),
+        ("study.toml", r"study.toml.*says what to train.*hmoe sweep study.toml"),
         (".", "has no runs. Fix: a folder"),
         ("absent", "no records of study 'absent'"),
     ):

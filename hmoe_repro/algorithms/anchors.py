@@ -144,7 +144,7 @@ class MIRO(ERM):
         for f, f_0, b in zip(features, anchors, self.b):
             v = variance_of(b)
             terms.append(0.5 * (channel_means((f - f_0).square()) / v + v.log()).mean())
-        return sum(terms, start=torch.zeros_like(terms[0]))
+        return sum(terms, start=torch.zeros(()))
 
     def loss(self, minibatches):
         x, y = concatenate(minibatches)

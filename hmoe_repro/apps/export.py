@@ -112,7 +112,8 @@ class ImageClassifier(nn.Module):
             _, gate = self.algorithm.codes(x)  # pyright: ignore[reportCallIssue]
             outputs["gate"] = gate
         if self.grouped:  # as `FeatureGroups.assign`
-            featurizer = self.algorithm.model.featurizer  # pyright: ignore[reportAttributeAccessIssue]
+            model = self.algorithm.model  # pyright: ignore[reportAttributeAccessIssue]
+            featurizer = model.featurizer
             features = F.normalize(featurizer(x), dim=1)
             means = self.means[outputs["probability"].argmax(1)]
             points = (features - means) @ self.components.T
@@ -248,7 +249,7 @@ def trace(model: TrainedModel, mode: str, dtype: torch.dtype) -> torch.export.Ex
         warnings.simplefilter("ignore")
         program = torch.export.export(classifier, (images,), dynamic_shapes=ANY_BATCH, strict=True)
     for part in program.graph_module.modules():
-        for node in part.graph.nodes:  # pyright: ignore[reportGeneralTypeIssues, reportAttributeAccessIssue]
+        for node in part.graph.nodes:  # pyright: ignore
             node.meta.pop("stack_trace", None)
     return program
 

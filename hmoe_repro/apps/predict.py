@@ -97,13 +97,15 @@ class TrainedModel:
             x = as_input(pictures.permute(0, 3, 1, 2))
         observed: torch.nn.Module = self.algorithm
         if self.grouping:
-            observed = self.algorithm.model.featurizer  # pyright: ignore[reportAttributeAccessIssue]
+            model = self.algorithm.model  # pyright: ignore[reportAttributeAccessIssue]
+            observed = model.featurizer
         features = []
         with observed.register_forward_hook(lambda part, inputs, output: features.append(output)):
             logits = self.algorithm.predict_modes(x)[mode or self.algorithm.modes[0]]
         outputs = {"probability": logits.softmax(1), "statistics": image_statistics(x)}
         if hasattr(self.algorithm, "codes"):
-            outputs["code"], outputs["gate"] = self.algorithm.codes(x)  # pyright: ignore[reportCallIssue]
+            codes = self.algorithm.codes(x)  # pyright: ignore[reportCallIssue]
+            outputs["code"], outputs["gate"] = codes
         outputs = {name: value.float().cpu().numpy() for name, value in outputs.items()}
         if self.grouping:
             classes = outputs["probability"].argmax(1)

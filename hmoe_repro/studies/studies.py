@@ -256,7 +256,7 @@ def study_configs(study) -> tuple[RunConfig, ...]:
     return _distinct_configs(read_study(study))
 
 
-study_configs.cache_clear = _configs_by_name.cache_clear  # pyright: ignore[reportFunctionMemberAccess]
+study_configs.cache_clear = _configs_by_name.cache_clear  # pyright: ignore
 
 
 def _has_data(study: Study, names: dict[str, str]) -> bool:

@@ -36,7 +36,7 @@ from hmoe_repro.training.run_config import (
     Seed,
     option_error,
 )
-from ..training.selection import RULES, Rule
+from ..training.selection import RULES, RuleName
 from ..training.store import check_study_name
 
 # %% ../../nbs/06_studies/01_study_file.ipynb #def-runs
@@ -225,7 +225,7 @@ class _Search(Checked):
     """Keys of `[search]` other than distributions."""
 
     trials: Annotated[Count, Field(le=MAX_TRIAL_SEEDS)] = 1
-    rule: Rule = RULES[0]
+    rule: RuleName = RULES[0]
     domainbed: bool = False
 
 

@@ -142,9 +142,9 @@ class RunOptions(Checked):
     )
 
 # %% ../../nbs/05_training/01_run_config.ipynb #def-explained
-def _failed_check(message: str) -> str:
+def _failed_check(failure: str) -> str:
     """Return what a value must be, from a message of pydantic."""
-    text = message.removeprefix("Value error, ").removeprefix("Input should be ")
+    text = failure.removeprefix("Value error, ").removeprefix("Input should be ")
     return text.replace("String should match pattern", "a text that matches")
 
 

@@ -254,15 +254,13 @@ class Trainer:
         minibatches = self.batches.next()
         if self.labelled:
             pairs = zip(self.batches.drawn, self.labelled)
-            masks = [torch.isin(i, labelled) for i, labelled in pairs]
-            self.algorithm.has_domain_label = masks  # pyright: ignore[reportArgumentType]
+            self.algorithm.has_domain_label = [torch.isin(i, labelled) for i, labelled in pairs]
         losses = as_floats(self.algorithm.update(minibatches), self.config.algorithm)
         self.losses.add(losses, self.step)
         self.step += 1
         epoch = getattr(self.sampler, "updates_per_epoch", None)
-        on_epoch = getattr(self.algorithm, "on_epoch", None)
-        if epoch and self.step % epoch == 0 and on_epoch:
-            on_epoch(self.step // epoch)
+        if epoch and self.step % epoch == 0 and hasattr(self.algorithm, "on_epoch"):
+            self.algorithm.on_epoch(self.step // epoch)
 
     def is_due(self) -> bool:
         """Return whether there is a checkpoint after the update that was just done."""
@@ -272,9 +270,8 @@ class Trainer:
         """Add a checkpoint, and return the modes whose validation accuracy improved."""
         step = self.step - 1
         algorithm = self.algorithm
-        on_checkpoint = getattr(algorithm, "on_checkpoint", None)
-        if on_checkpoint:
-            on_checkpoint(map(self.evaluation.validation_batches, self.domains))
+        if hasattr(algorithm, "on_checkpoint"):
+            algorithm.on_checkpoint(map(self.evaluation.validation_batches, self.domains))
         accuracies = self.evaluation.validate(algorithm, step)
         improved = self._note_best(accuracies)
         is_last = self.step == self.config.steps
