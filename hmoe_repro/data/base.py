@@ -142,7 +142,7 @@ class DomainDataset(Protocol):
 
     @property
     def augmented(self) -> bool:
-        """Whether each training image needs a seed."""
+        """True if each training image needs a seed."""
         ...
 
     @property
