@@ -432,7 +432,7 @@ def test_unknown_scales_are_refused():
 
 
 def test_the_command_knows_what_it_can_measure():
-    with pytest.raises(HmoeError, match="unknown bench 'speed'. Valid: updates, moe, algorithms"):
+    with pytest.raises(HmoeError, match="unknown bench 'speed'.* Valid: updates, moe, algorithms"):
         bench_command("speed", 3, "tiny")
     with pytest.raises(HmoeError, match="'moe' measures only the processor"):
         bench_command("moe", 3, "tiny", "cuda")

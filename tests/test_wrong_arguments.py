@@ -235,7 +235,7 @@ def test_results_of_a_folder_by_its_name(given, elsewhere, trained, monkeypatch)
     for source, said in (
         ([], "no study is named. Fix: name"),
         ("study.toml", r"study.toml.*says what to train.*hmoe sweep study.toml"),
-        (".", "has no runs. Fix: a folder"),
+        (".", "has no runs. Fix: name"),
         ("absent", "no records of study 'absent'"),
     ):
         with pytest.raises(HmoeError, match=said):
