@@ -433,8 +433,8 @@ def does_it_work() -> str:
         "**HMOE groups images by visible style.** On full-scale ColoredMNIST its experts divide "
         f"the images by colour in {(colours >= MIN_NMI).sum()} of {len(colours)} runs.",
         "**Style is only sometimes the domain.** Experts match the domains in "
-        f"{counts['PACS']} runs on PACS{held_out}. It is {counts['digits']} on digits tuned with "
-        f"true domains and {_found_in_other_styles()} on five untuned digit styles.",
+        f"{counts['PACS']} runs on PACS{held_out}. On digit styles it is {counts['digits']} (tuned "
+        f"with true domains) and {_found_in_other_styles()} (untuned).",
         "**We find no gain in accuracy over ERM.** On frozen PACS features HMOE-DN is "
         f"{_accuracy_on_pacs()}. In the HMOE paper's Table 1 its average gain is {gain:.1f}.",
     ]
