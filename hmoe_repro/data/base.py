@@ -155,9 +155,9 @@ class DomainDataset(Protocol):
         """Width of an image in pixels."""
         ...
 
-    @property
+    @functools.cached_property
     def fingerprint(self) -> str:
-        """Hash of names, images and labels: twelve hexadecimal digits."""
+        """Hash of names, images and labels: twelve hexadecimal digits, computed once."""
         ...
 
     def domain_index(self, domain: str) -> int:
