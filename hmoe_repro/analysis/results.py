@@ -330,7 +330,7 @@ def results(source, store: str = "") -> pd.DataFrame:
     """
     if isinstance(source, Place) and _is_folder(source, store):
         return _results_of_folder(expanded(source))
-    if isinstance(source, Path) or str(source).endswith(".jsonl"):
+    if isinstance(source, os.PathLike) or str(source).endswith(".jsonl"):
         store = str(expanded(source).absolute().parent)
         source = Path(source).stem
     studies = [source] if isinstance(source, str) else list(source)
@@ -659,9 +659,9 @@ def checkpoints(frame: pd.DataFrame) -> pd.DataFrame:
     complete = complete[complete.status == "complete"]
     complete = complete[~complete.test_domain.str.contains(",")]
     rows = []
-    for run in complete.itertuples():
+    for run, record in zip(complete.itertuples(), complete.record):
         of_run = (run.algorithm, run.test_domain, run.trial_seed)
-        for row in _checkpoint_rows(run.record, run.test_domain):
+        for row in _checkpoint_rows(record, str(run.test_domain)):
             rows.append(of_run + row)
     columns = ["algorithm", "test_domain", "trial_seed", "step", "quantity", "mode", "value"]
     return pd.DataFrame(rows, columns=columns)

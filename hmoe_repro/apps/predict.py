@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pandas as pd
@@ -18,6 +19,7 @@ import torch
 from PIL import Image
 
 from ..algorithms.base import Algorithm
+from ..algorithms.hmoe import CodedAlgorithm, has_codes
 from ..analysis.writers import csv_text
 from .feature_groups import FeatureGroups, read_groups
 from .own_images import image_files
@@ -97,15 +99,13 @@ class TrainedModel:
             x = as_input(pictures.permute(0, 3, 1, 2))
         observed: torch.nn.Module = self.algorithm
         if self.grouping:
-            model = self.algorithm.model  # pyright: ignore[reportAttributeAccessIssue]
-            observed = model.featurizer
+            observed = cast(CodedAlgorithm, self.algorithm).model.featurizer
         features = []
         with observed.register_forward_hook(lambda part, inputs, output: features.append(output)):
             logits = self.algorithm.predict_modes(x)[mode or self.algorithm.modes[0]]
         outputs = {"probability": logits.softmax(1), "statistics": image_statistics(x)}
-        if hasattr(self.algorithm, "codes"):
-            codes = self.algorithm.codes(x)  # pyright: ignore[reportCallIssue]
-            outputs["code"], outputs["gate"] = codes
+        if has_codes(self.algorithm):
+            outputs["code"], outputs["gate"] = self.algorithm.codes(x)
         outputs = {name: value.float().cpu().numpy() for name, value in outputs.items()}
         if self.grouping:
             classes = outputs["probability"].argmax(1)
@@ -208,7 +208,11 @@ def _is_folder(model, folder: Path) -> bool:
 
 @public(model=Place, store=RunStore | None, device=str | torch.device)
 def load(
-    model, weights: str | None = None, store=None, device="cpu", trust_code: bool = False
+    model,
+    weights: str | None = None,
+    store=None,
+    device: str | torch.device = "cpu",
+    trust_code: bool = False,
 ) -> TrainedModel:
     """Load the model of a finished run or of an exported folder, without the training data.
 
