@@ -52,7 +52,7 @@ class DomainAlgorithm(Protocol):
 
     @property
     def training(self) -> bool:
-        """Whether the modules are in training mode."""
+        """True in training mode, False in evaluation mode."""
         ...
 
     def train(self, mode: bool = True) -> object:

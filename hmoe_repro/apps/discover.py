@@ -13,9 +13,10 @@ import base64
 import functools
 import io
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -65,6 +66,7 @@ from ..studies.sweep import sweep
 from ..training.model import build_algorithm, build_dataset, with_precomputed
 from ..training.protocols import make_splits
 from ..training.run_config import RunConfig
+from ..training.selection import Record
 from ..training.store import RunStore
 
 # %% ../../nbs/09_apps/04_discover.ipynb #def-findings
@@ -98,7 +100,7 @@ class Findings:
     images: pd.DataFrame = field(repr=False)
     points: np.ndarray = field(repr=False)
     centres: np.ndarray = field(repr=False)
-    record: dict = field(repr=False)
+    record: Mapping[str, Any] = field(repr=False)
     method: str = "hmoe"
     model: TrainedModel | None = None
     agreement: float | None = None
@@ -281,6 +283,13 @@ def _record_without_run(config: RunConfig, device: str | torch.device) -> dict:
         "environment": environment(str(resolve_device(str(device)))),
     }
 
+# %% ../../nbs/09_apps/04_discover.ipynb #def-discovery
+def _discovery(record: Record) -> dict:
+    """Return the scores of discovered domains in a record of HMOE."""
+    scores = record.get("discovery")
+    assert scores is not None  # every complete run of HMOE has them
+    return scores
+
 # %% ../../nbs/09_apps/04_discover.ipynb #def-discover
 def _check_group_names(group_names: list[str], count: int) -> list[str]:
     """Return the user's names of groups without surrounding spaces.
@@ -358,13 +367,13 @@ def _group_by_features(config: RunConfig, data, experts: int | None, show) -> di
     }
 
 
-def _agreement_of_restarts(records: list[dict]) -> float | None:
+def _agreement_of_restarts(records: list[Record]) -> float | None:
     """Compute the AMI of the groups of the first two records, or None for a single record."""
     from sklearn.metrics import adjusted_mutual_info_score
 
     if len(records) < 2:
         return None
-    first, second = (list(record["discovery"]["groups"]) for record in records[:2])
+    first, second = (list(_discovery(record)["groups"]) for record in records[:2])
     return float(adjusted_mutual_info_score(first, second))
 
 
@@ -385,7 +394,7 @@ def _train_beside(images, data, configs: list[RunConfig], store: RunStore, devic
     outcomes = sweep(configs, store=store, device=device, jobs=0)
     outcomes.refuse_incomplete()
     ranked = sorted(
-        zip(configs, outcomes.records()), key=lambda run: run[1]["discovery"]["gate_entropy"]
+        zip(configs, outcomes.records()), key=lambda run: _discovery(run[1])["gate_entropy"]
     )
     config, _ = ranked[0]
     with Progress() as show:
@@ -876,7 +885,7 @@ def _ranking_text(ranking: pd.DataFrame | None) -> pd.DataFrame | None:
     return text_table(ranking.loc[order.index])
 
 
-def _record_facts(record: dict) -> dict:
+def _record_facts(record: Mapping[str, Any]) -> dict:
     """Return the settings and the environment of a record, for the report."""
     facts = {"run": record["run_id"]}
     if record["run_id"]:

@@ -37,7 +37,7 @@ from ..data.transforms import MEAN, STD
 from ..method.sparse_moe import SparseMoE, choose
 from ..networks.precision import set_precision
 from ..training.model import save_model
-from ..training.selection import test_accuracy, validation_accuracy
+from ..training.selection import Checkpoint, Record, test_accuracy, validation_accuracy
 from ..training.store import to_json
 
 # %% ../../nbs/09_apps/06_export.ipynb #def-classifier
@@ -172,7 +172,7 @@ def check_independent(model: TrainedModel, mode: str) -> dict[str, np.ndarray]:
     return together
 
 # %% ../../nbs/09_apps/06_export.ipynb #def-config
-def _checkpoint(record: dict, weights: str) -> dict:
+def _checkpoint(record: Record, weights: str) -> Checkpoint:
     """Return the checkpoint of a record at which the weights were taken.
 
     Args:

@@ -41,6 +41,7 @@ from hmoe_repro.data.transforms import (
 )
 from ..training.model import find_run_weights, restore_model
 from ..training.run_config import RunConfig
+from ..training.selection import Record
 from ..training.store import RunStore
 
 # %% ../../nbs/09_apps/03_predict.ipynb #def-trainedmodel
@@ -60,7 +61,7 @@ class TrainedModel:
     """
 
     algorithm: Algorithm = field(repr=False)
-    record: dict = field(repr=False)
+    record: Record = field(repr=False)
     class_names: list[str]
     expert_names: list[str]
     weights: str
@@ -116,7 +117,7 @@ class TrainedModel:
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"  # files in an exported folder
 
 
-def _refuse_other_channels(record: dict, channels: int):
+def _refuse_other_channels(record: Record, channels: int):
     """Raise `HmoeError` for a model of images that are not RGB."""
     if channels != 3:
         raise HmoeError(
@@ -126,7 +127,7 @@ def _refuse_other_channels(record: dict, channels: int):
         )
 
 
-def _model(record: dict, weights: str, path: Path, device, trust_code: bool) -> TrainedModel:
+def _model(record: Record, weights: str, path: Path, device, trust_code: bool) -> TrainedModel:
     """Build the model of a record with the weights in a file.
 
     Args:
@@ -159,7 +160,7 @@ def _model(record: dict, weights: str, path: Path, device, trust_code: bool) -> 
     )
 
 # %% ../../nbs/09_apps/03_predict.ipynb #def-load
-def _exported(folder: Path, model) -> tuple[dict, str]:
+def _exported(folder: Path, model) -> tuple[Record, str]:
     """Read the record of the run and the type of weights in an exported folder.
 
     Args:

@@ -33,6 +33,7 @@ from ..networks.timm_models import FrozenPart
 from .planning import data_seed
 from .protocols import select_training_domains
 from .run_config import RunConfig
+from .selection import Record
 from .store import RunStore
 
 # %% ../../nbs/05_training/08_model.ipynb #def-build-dataset
@@ -262,7 +263,9 @@ def read_data_shape(path: Path, config: RunConfig) -> DataShape:
     )
 
 # %% ../../nbs/05_training/08_model.ipynb #def-load-model
-def restore_model(record: dict, mode: str, path: Path, device="cpu", trust_code: bool = False):
+def restore_model(
+    record: Record, mode: str, path: Path, device="cpu", trust_code: bool = False
+) -> tuple[Algorithm, DataShape]:
     """Build the model of a record and load its weights from a file.
 
     Args:
@@ -287,7 +290,7 @@ def restore_model(record: dict, mode: str, path: Path, device="cpu", trust_code:
     return algorithm.to(resolve_device(str(device))).eval(), shape
 
 
-def _mode_of(record: dict, mode: str | None) -> str:
+def _mode_of(record: Record, mode: str | None) -> str:
     """Return `mode` if its weights are kept. The default is 'last', or else the first mode.
 
     Raises:
@@ -304,7 +307,7 @@ def _mode_of(record: dict, mode: str | None) -> str:
     return check_choice(mode or modes[0], modes, f"mode of run {record['run_id']}")
 
 
-def find_run_weights(run_id: str, mode: str | None, store: RunStore) -> tuple[dict, str, Path]:
+def find_run_weights(run_id: str, mode: str | None, store: RunStore) -> tuple[Record, str, Path]:
     """Find the weights of a run in a store.
 
     Args:
@@ -330,7 +333,7 @@ def load_model(
     store: RunStore | None = None,
     device="cpu",
     trust_code: bool = False,
-):
+) -> tuple[Algorithm, Record]:
     """Load the model of a finished run, without its data.
 
     `apps.predict.load` adds the names of classes and experts, to predict for files.

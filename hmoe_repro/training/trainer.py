@@ -21,7 +21,7 @@ from ..method.clustering import code_statistics, in_plane
 from . import protocols
 from .model import build_algorithm, with_precomputed
 from .run_config import RunConfig
-from .selection import validation_accuracy
+from .selection import Accuracies, Checkpoint, validation_accuracy
 
 # %% ../../nbs/05_training/09_trainer.ipynb #def-loss-sums
 class LossSums:
@@ -170,9 +170,7 @@ class Evaluation:
             known_domain=self.domains.index(domain) if domain in self.domains else None,
         )
 
-    def validate(
-        self, algorithm: DomainAlgorithm, step: int
-    ) -> dict[str, dict[str, dict[str, float]]]:
+    def validate(self, algorithm: DomainAlgorithm, step: int) -> Accuracies:
         """Measure the accuracies on the validation parts at the checkpoint after update `step`.
 
         Returns:
@@ -256,7 +254,7 @@ class Trainer:
             self.algorithm.hparams, self.domains, inside, config.trial_seed
         )
         self.step = 0  # number of updates so far
-        self.checkpoints = []
+        self.checkpoints: list[Checkpoint] = []
         self.losses = LossSums()
         self.best = {}  # mode -> the highest validation accuracy so far
 
@@ -295,13 +293,13 @@ class Trainer:
         for domain, split in self.protocol.parts(self.splits, bool(improved), is_last):
             measured = self.evaluation.accuracy(algorithm, domain, split)
             accuracies.setdefault(domain, {})[split] = measured
-        checkpoint = {"step": step, "losses": self.losses.take(), "accuracies": accuracies}
+        checkpoint = Checkpoint(step=step, losses=self.losses.take(), accuracies=accuracies)
         if has_codes(algorithm):
             checkpoint["codes"] = self.evaluation.codes(algorithm)
         self.checkpoints.append(checkpoint)
         return improved
 
-    def _note_best(self, accuracies: dict) -> list[str]:
+    def _note_best(self, accuracies: Accuracies) -> list[str]:
         """Update `best`, and return the modes whose validation accuracy is the best so far."""
         improved = []
         for mode in self.modes:
