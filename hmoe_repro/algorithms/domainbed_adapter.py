@@ -135,7 +135,7 @@ def _library_featurizer(input_shape, hparams) -> nn.Module:
     """
     hparams = hparams["hmoe"]
     featurizer = make_featurizer(hparams["network"], input_shape, **network_options(hparams))
-    featurizer.n_outputs = featurizer.num_features
+    vars(featurizer)["n_outputs"] = featurizer.num_features
     return featurizer
 
 

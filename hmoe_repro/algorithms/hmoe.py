@@ -4,16 +4,17 @@
 
 # %% auto #0
 __all__ = ['CODES', 'PANEL', 'TEST_PANEL', 'DISCOVERY', 'MODEL_HPARAMS', 'build_encoder', 'collect_codes', 'collect_panels',
-           'measure_codes', 'DomainExperts', 'with_defaults', 'HMOE_DL', 'HMOE_DN', 'HMOE_ND']
+           'measure_codes', 'DomainExperts', 'CodedAlgorithm', 'has_codes', 'with_defaults', 'HMOE_DL', 'HMOE_DN',
+           'HMOE_ND']
 
 # %% ../../nbs/04_algorithms/05_hmoe.ipynb #imports
 from dataclasses import replace
-from typing import cast
+from typing import Protocol, TypeGuard, cast
 
 import torch
 from torch import nn
 
-from .base import Algorithm, HParam, concatenate, register
+from .base import Algorithm, DomainAlgorithm, HParam, concatenate, register
 from .tools import domain_labels
 from ..core.errors import HmoeError
 from ..method import clustering
@@ -297,6 +298,27 @@ class DomainExperts(Algorithm):
         v = self.model.encode(x)
         log_p = log_gate_values(v, self.model.embeddings, self.model.eps)
         return v, log_p.exp()
+
+# %% ../../nbs/04_algorithms/05_hmoe.ipynb #def-coded-algorithm
+class CodedAlgorithm(DomainAlgorithm, Protocol):
+    """Interface of an algorithm with codes of images and embeddings of experts, for annotations.
+
+    `DomainExperts` implements it.
+    """
+
+    @property
+    def model(self) -> HMOE:
+        """The network, with a `featurizer` and the `embeddings` (K, D) of its experts."""
+        ...
+
+    def codes(self, x) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute the codes v (B, D) and the gate values (B, K) of images x."""
+        ...
+
+
+def has_codes(algorithm: DomainAlgorithm) -> TypeGuard[CodedAlgorithm]:
+    """Return whether an algorithm computes codes of images."""
+    return hasattr(algorithm, "codes")
 
 # %% ../../nbs/04_algorithms/05_hmoe.ipynb #def-weights
 def with_defaults(declared: dict[str, HParam], **defaults) -> dict[str, HParam]:

@@ -11,7 +11,13 @@ import numpy as np
 from ..core.errors import HmoeError, blame_setting, check_choice, public
 from ..core.seeds import seed_hash
 from ..networks.registry import NETWORKS, network_hparams
-from ..networks.search_space import LARGE_IMAGE, HParam, checked_value
+from hmoe_repro.networks.search_space import (
+    LARGE_IMAGE,
+    HParam,
+    Search,
+    SeededDistribution,
+    checked_value,
+)
 
 # %% ../../nbs/04_algorithms/01_hparams.ipynb #def-with-network
 def with_network(declared: dict[str, HParam], network: str | None = None) -> dict[str, HParam]:
@@ -142,7 +148,7 @@ def omitted_defaults(declared: dict[str, HParam]) -> dict:
 # %% ../../nbs/04_algorithms/01_hparams.ipynb #def-searches
 def search_distributions(
     declared: dict[str, HParam], resolution: int = 28, dataset: str | None = None
-) -> dict:
+) -> dict[str, Search]:
     """Return the search distribution of every searched hyper-parameter, by name.
 
     Args:
@@ -151,7 +157,7 @@ def search_distributions(
         dataset: name of the data set, which may have its own distributions.
 
     Returns:
-        name -> distribution, a function of a NumPy generator.
+        name -> distribution, a function of a NumPy generator or of a seed.
     """
     distributions = {}
     for name, hparam in declared.items():
@@ -191,7 +197,7 @@ def draw_hparams(
     seed = seed_hash(hparams_seed, trial_seed)
     drawn = {}
     for name, search in search_distributions(declared, resolution, dataset).items():
-        if hasattr(search, "of_seed"):  # a search of DomainBed's own code hashes the name itself
+        if isinstance(search, SeededDistribution):  # DomainBed's own code hashes the name itself
             drawn[name] = search.of_seed(seed)
         else:
             drawn[name] = search(np.random.RandomState(seed_hash(seed, name)))

@@ -20,7 +20,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from string import Formatter
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import pandas as pd
@@ -473,14 +473,14 @@ class Part(NamedTuple):
         studies: its studies.
         evidence: its evidence.
         verdict: its verdict, one of `VERDICTS`.
-        origin: when it was fixed.
+        origin: when it was fixed. None: there is no study of it.
     """
 
     benchmark: str
     studies: tuple[str, ...]
     evidence: Evidence
     verdict: str
-    origin: Origin
+    origin: Origin | None
 
 
 @dataclass(frozen=True)
@@ -511,7 +511,8 @@ class ClaimResult:
 
         def order(part: Part) -> tuple[bool, int]:
             size = part.evidence.seeds or part.evidence.runs
-            return part.origin.kind != PLANNED, -size
+            is_planned = part.origin is not None and part.origin.kind == PLANNED
+            return not is_planned, -size
 
         strongest = {}
         for benchmark in dict.fromkeys(part.benchmark for part in self.parts):
@@ -878,7 +879,8 @@ def meets(frame: pd.DataFrame, name: str, wanted) -> pd.Series:
     [True, False]
     """
     if isinstance(wanted, str) and wanted[0] in "<>!":
-        return frame[[name]].eval(f"`{name}` {wanted}") & frame[name].notna()
+        holds = cast(pd.Series, frame[[name]].eval(f"`{name}` {wanted}"))
+        return holds & frame[name].notna()
     return frame[name].isin(wanted if isinstance(wanted, list) else [wanted])
 
 
@@ -1292,7 +1294,7 @@ def _counted(parts: tuple[Part, ...]) -> list[Part]:
     return [part for part in parts if part.evidence.measured and not part.evidence.problem]
 
 
-def _joint_verdict(claim: Claim, result: ClaimResult, pooled: Evidence | None) -> str:
+def _joint_verdict(rule: Rule, result: ClaimResult, pooled: Evidence | None) -> str:
     """Return the verdict over all benchmarks, or of the only part that counts."""
     counted = _counted(result.parts)
     if len(counted) == 1:
@@ -1302,10 +1304,10 @@ def _joint_verdict(claim: Claim, result: ClaimResult, pooled: Evidence | None) -
     if verdicts in ({SUPPORTED}, {CONTRADICTED}):
         return verdicts.pop()
     undecided = [part for part in strongest if part.verdict == UNDECIDED]
-    has_small = any(claim.rule.is_small(part.evidence) for part in undecided)
+    has_small = any(rule.is_small(part.evidence) for part in undecided)
     if SUPPORTED in verdicts and (CONTRADICTED in verdicts or has_small):
         return MIXED
-    return claim.rule.judge(pooled) if pooled else UNDECIDED
+    return rule.judge(pooled) if pooled else UNDECIDED
 
 
 def _confirmation(result: ClaimResult, frames: dict[str, pd.DataFrame]) -> Origin:
@@ -1314,7 +1316,7 @@ def _confirmation(result: ClaimResult, frames: dict[str, pd.DataFrame]) -> Origi
     The trial on new seeds confirms the claim if it repeats the verdict on the same benchmark.
     """
     claim = result.claim
-    origins = [part.origin for part in result.parts]
+    origins = [part.origin for part in result.parts if part.origin is not None]
     origin = origins[0] if len(origins) == 1 else Origin(RETROSPECTIVE)
     if any(one.kind == LOOKED for one in origins):
         origin = Origin(LOOKED)
@@ -1364,7 +1366,7 @@ def evaluate_claim(claim: Claim, frames: dict[str, pd.DataFrame]) -> ClaimResult
     result = ClaimResult(claim, parts[0].evidence, parts[0].verdict, parts)
     result = replace(result, evidence=pooled or _shown_evidence(result))
     if claim.rule and len(parts) > 1:
-        result = replace(result, verdict=_joint_verdict(claim, result, pooled))
+        result = replace(result, verdict=_joint_verdict(claim.rule, result, pooled))
     origin = _confirmation(result, frames)
     more = _joined(_further_facts(claim, parts, frames))
     if claim.scale:
@@ -1446,15 +1448,16 @@ def reason(result: ClaimResult) -> str:
     claim = result.claim
     evidence = result.evidence
     several = len(result.parts) > 1
-    judged = claim.rule and evidence.measured and result.verdict not in (NEEDS_SCALE, UNTESTABLE)
-    rule = f"rule: {claim.rule.text}{_equivalence_text(evidence, claim.rule)}" if judged else ""
-    sentences = [f"{_joined([_limits(result), evidence.size, rule], '; ')}."]
+    judged = evidence.measured and result.verdict not in (NEEDS_SCALE, UNTESTABLE)
+    rule = claim.rule if judged else None
+    rule_text = f"rule: {rule.text}{_equivalence_text(evidence, rule)}" if rule else ""
+    sentences = [f"{_joined([_limits(result), evidence.size, rule_text], '; ')}."]
     if several:
         sentences += [f"{part_text(part, claim.rule)}." for part in result.parts]
-    if judged and several and result.verdict not in (MIXED, claim.rule.judge(evidence)):
+    if rule and several and result.verdict not in (MIXED, rule.judge(evidence)):
         sentences.append("The benchmarks decide alike, which the wide interval together does not.")
     sentences.append(evidence.more)
-    if judged and result.verdict == UNDECIDED and claim.rule.is_small(evidence):
+    if rule and result.verdict == UNDECIDED and rule.is_small(evidence):
         sentences.append("Too small to matter here.")
     sentences.append(claim.note)
     origin = result.origin
@@ -1487,9 +1490,9 @@ def _claim_numbers(result: ClaimResult) -> dict:
     """Return the row of a claim in the table of numbers."""
     claim = result.claim
     evidence = result.evidence
-    is_open = result.verdict == UNDECIDED and claim.rule and not evidence.problem
+    is_open = result.verdict == UNDECIDED and not evidence.problem
     to_decide = None
-    if is_open and len(result.parts) == 1:
+    if claim.rule and is_open and len(result.parts) == 1:
         to_decide = seeds_to_decide(claim.rule, evidence)
     return {
         "paper": claim.paper,

@@ -11,6 +11,7 @@ __all__ = ['FOUND_NMI', 'RUN', 'ALIKE', 'UNIFORM', 'confusion', 'partitions', 'f
 
 # %% ../../nbs/07_analysis/06_clusters.ipynb #imports
 import math
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -105,7 +106,9 @@ def nmi_table(parts: dict) -> pd.DataFrame:
     """
     from sklearn.metrics import normalized_mutual_info_score
 
-    table = pd.DataFrame(parts).corr(method=normalized_mutual_info_score)
+    # the stubs of pandas leave out that the method may be a function
+    nmi: Any = normalized_mutual_info_score
+    table = pd.DataFrame(parts).corr(method=nmi)
     return table.rename_axis(index="partition")
 
 # %% ../../nbs/07_analysis/06_clusters.ipynb #def-highest-nmi
@@ -194,8 +197,10 @@ def scored_runs(frame: pd.DataFrame, required: bool = False) -> pd.DataFrame:
     scores = scores.astype({"diverged": object})  # NaN where a record does not say it
     sizes = [domains_and_experts(run) for run in rows]
     lengths = [relative_length(last_codes(run)) for run in rows]
+    for name in scores:
+        table[name] = scores[name]
     table = table.assign(
-        **scores, domains=[domains for domains, _ in sizes], K=[experts for _, experts in sizes]
+        domains=[domains for domains, _ in sizes], K=[experts for _, experts in sizes]
     )
     several_experts = table.K.where(table.K > 1)
     return table.assign(

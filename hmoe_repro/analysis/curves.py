@@ -35,7 +35,7 @@ def seed_curves(frame: pd.DataFrame, quantity: str, mode: str | None = None) -> 
     runs_at_step = rows.groupby(["algorithm", "step"]).value.transform("size")
     rows = rows[runs_at_step == rows.algorithm.map(runs_of_algorithm)]
     keys = ["algorithm", "trial_seed", "step"]
-    return rows.groupby(keys, sort=False, as_index=False).value.mean()
+    return rows.groupby(keys, sort=False, as_index=False)[["value"]].mean()
 
 # %% ../../nbs/07_analysis/09_curves.ipynb #def-plot-curves
 def plot_curves(axis, frame: pd.DataFrame, quantity: str, algorithms=None, scale: float = 1.0):

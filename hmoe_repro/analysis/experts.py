@@ -14,7 +14,7 @@ from matplotlib.colors import to_rgb
 from .embeddings import display_rgb
 from .results import arrays, has_arrays, measurement, runs_with, settings_of
 from .statistics import contrast, contrast_text
-from .writers import lines_of, template
+from .writers import Line, lines_of, template
 from ..core.errors import HmoeError
 from ..networks.model_size import network_size
 
@@ -202,7 +202,7 @@ def _mean_largest_load(runs: pd.DataFrame) -> float:
     return float(100 * np.mean(loads))
 
 
-def choice_verdict(frame: pd.DataFrame) -> list[str]:
+def choice_verdict(frame: pd.DataFrame) -> list[Line]:
     """Describe for each network what the choice of experts follows.
 
     Args:

@@ -393,7 +393,7 @@ def weight_table(scores: pd.DataFrame, knob: str = "lambda_o") -> pd.DataFrame:
         A row for each weight: the weight, runs, and for each quantity the mean over test domains ±
         half of its 95 % interval (`by_weight`).
     """
-    table = {knob: [f"{weight:g}" for weight in sorted(scores.weight.unique())]}
+    table: dict[str, list] = {knob: [f"{weight:g}" for weight in sorted(scores.weight.unique())]}
     table["runs"] = scores.groupby("weight").size().tolist()
     if scores.empty:
         return pd.DataFrame(table)
@@ -533,6 +533,7 @@ def draw_sensitivity(
             axis.axhline(reference[value], color="#D62728", ls="--", lw=1.1, label=reference_name)
         axis.set(title=panels[value], ylim=_panel_limits(axis, value))
     _share_limits([axis for value, axis in grid.axes_dict.items() if value in _PERCENT[:2]])
+    assert grid.legend is not None  # of the hues
     grid.legend.remove()
     grid.add_legend(_joint_handles(grid.axes.flat), title="held out")
     return grid.set_axis_labels(LAMBDA[knob], "")

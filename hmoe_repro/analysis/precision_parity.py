@@ -79,7 +79,9 @@ def unpaired_notes(frame: pd.DataFrame) -> list[str]:
     for run in _twins(frame, "float32", "bf16").query("not paired").itertuples():
         name = f"{run.algorithm} on {run.test_domain}, seed {run.trial_seed} (run {run.run_id})"
         if run.status == "complete":
-            notes.append(f"no complete run in {partner[run.precision]}: {name}, {run.precision}")
+            notes.append(
+                f"no complete run in {partner[str(run.precision)]}: {name}, {run.precision}"
+            )
         else:
             notes.append(f"failed in {run.precision}: {name}: {run.reason}")
     return sorted(notes)
@@ -141,7 +143,7 @@ def paired_runs(pairs: list[tuple]) -> pd.DataFrame:
     }
     return frame.sort_values(
         [*positions, "trial_seed"],
-        key=lambda column: column.map(positions.get(column.name, lambda value: value)),
+        key=lambda column: column.map(positions.get(str(column.name), lambda value: value)),
         kind="stable",
         ignore_index=True,
     )

@@ -81,7 +81,7 @@ def _form_verdict(result: ClaimResult) -> str:
 
 def _form_numbers(pair: tuple[Claim, Claim], results: list[ClaimResult]) -> dict:
     """Return the row of numbers of a claim in both forms."""
-    row = {"claim": pair[0].key}
+    row: dict[str, object] = {"claim": pair[0].key}
     for form, result in zip(_FORMS, results):
         evidence = result.evidence
         for name in ("value", "low", "high", "runs"):

@@ -184,9 +184,10 @@ def _run_settings(frame: pd.DataFrame) -> pd.DataFrame:
     options = [settings_of(run).get("images") or {} for run in table.itertuples()]
     photographs = table.dataset.isin(KNOWN)
     files = table.dataset_fingerprint.map(PROTOCOL["copies"]).fillna(_FILES)
+    splits = [_splits_of(lists, protocol) for lists, protocol in zip(table.splits, followed)]
     table = table.assign(
-        epochs=[protocol.get("epochs") for protocol in followed],
-        splits=[_splits_of(lists, protocol) for lists, protocol in zip(table.splits, followed)],
+        epochs=pd.Series([protocol.get("epochs") for protocol in followed], table.index),
+        splits=pd.Series(splits, table.index),
         weights=[_weights(value) for value in table.weights],
         validation=table.evaluate.map(_validation),
         files=files.where(photographs),
@@ -284,7 +285,7 @@ def _domains_not_run(ours: pd.DataFrame) -> list[Difference]:
     differences = []
     for name, part in ours.groupby("dataset"):
         held_out = set(",".join(part.test_domain).split(","))
-        known = DATASETS[name].domain_names if name in DATASETS else ()
+        known = DATASETS[str(name)].domain_names if name in DATASETS else ()
         left = [domain for domain in known if domain not in held_out]
         if left:
             line = f"test domains of {name} not run: {', '.join(left)}"

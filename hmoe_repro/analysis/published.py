@@ -145,9 +145,11 @@ def learned_line(frame: pd.DataFrame) -> str:
         HmoeError: if no run is complete.
     """
     best = _validated(frame).accuracy.groupby(["dataset", "algorithm"], sort=False).max()
-    several = best.index.get_level_values("dataset").nunique() > 1
+    datasets = best.index.get_level_values("dataset")
+    algorithms = best.index.get_level_values("algorithm")
+    several = datasets.nunique() > 1
     accuracies = []
-    for (dataset, algorithm), value in best.items():
+    for dataset, algorithm, value in zip(datasets, algorithms, best):
         name = f"{dataset}, {algorithm}" if several else algorithm
         accuracies.append(f"{name} {value:.0f} %")
     line = f"Accuracy on validation images of the training domains: {'; '.join(accuracies)}."
@@ -348,7 +350,7 @@ def _our_means(frame: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
         grid = 100 * statistics.value_grid(part)
         grid = grid.loc[:, grid.count() >= seeds]
         parts = {domain: grid[[domain]] for domain in grid}
-        if grid.shape[1] == len(DATASETS[dataset].domain_names):
+        if grid.shape[1] == len(DATASETS[str(dataset)].domain_names):
             parts["Average"] = grid
         for domain, values in parts.items():
             interval = mean_interval(values)
@@ -399,7 +401,7 @@ def paper_line(table: pd.DataFrame) -> str:
     """
     if table.empty:
         return "No cell can be compared with the paper."
-    largest = table.loc[table.difference.abs().round(9).idxmax()]
+    largest = table.iloc[table.difference.abs().round(9).argmax()]
     return sentences("published.md").paper_line(table, largest)
 
 
@@ -430,7 +432,7 @@ def with_paper_column(table: pd.DataFrame, numbers: pd.DataFrame, differs: bool)
         if name in table:
             values = part.groupby(keys).value.mean()
             texts = [f"{values[row]:.1f}" if row in values else "–" for row in rows]
-            table.insert(table.columns.get_loc(name) + 1, headings[name], texts)
+            table.insert(list(table).index(name) + 1, headings[name], texts)
     return table
 
 # %% ../../nbs/07_analysis/11_published.ipynb #def-paper-averages-line
@@ -441,7 +443,7 @@ def paper_averages_line(numbers: pd.DataFrame) -> str:
         numbers: rows of `paper_numbers` of one data set. Only HMOE's Table 1 is used.
     """
     rows = numbers[numbers.artefact == "HMOE Table 1"]
-    first = rows.loc[rows.value.idxmax()]
+    first = rows.iloc[rows.value.argmax()]
     erm = rows.value[rows.algorithm == "ERM"].iloc[0]
     of_hmoe = rows.value[rows.algorithm.isin(("HMOE-DL", "HMOE-DN", "HMOE-ND"))]
     return (
@@ -482,7 +484,7 @@ def published_rows(artefact: str, study: str, frame: pd.DataFrame) -> pd.DataFra
         index.insert(0, "quantity")
     table = tables.paper_table(numbers, index, "test_domain", decimals=2)
     here = [status(row) for row in table.itertuples()]
-    table.insert(table.columns.get_loc("quoted"), "here", here)
+    table.insert(list(table).index("quoted"), "here", here)
     return table.drop(columns="quoted")
 
 # %% ../../nbs/07_analysis/11_published.ipynb #def-own-trainings

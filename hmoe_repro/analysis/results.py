@@ -33,7 +33,14 @@ from ..method.toy_hmoe import TOY_OMITS
 from ..studies.study_file import PROFILE_OF
 from ..training.protocols import parse_evaluate_option
 from ..training.run_config import TOY, RunConfig
-from ..training.selection import protocol_name, validation_accuracy
+from hmoe_repro.training.selection import (
+    Accuracies,
+    Checkpoint,
+    Record,
+    Selected,
+    protocol_name,
+    validation_accuracy,
+)
 from hmoe_repro.training.store import (
     RunStore,
     check_record,
@@ -93,7 +100,7 @@ def _read_lines(study: str, path: Path) -> list[str]:
 
 
 @public(store=Place)
-def load_study(study: str, store: str = "") -> list[dict]:
+def load_study(study: str, store: str = "") -> list[Record]:
     """Read and check all records of a study, complete and failed ones.
 
     Args:
@@ -153,7 +160,7 @@ def mode_rank(mode) -> int:
     return MODE_ORDER.index(mode) if mode in MODE_ORDER else len(MODE_ORDER)
 
 
-def _mode_rows(record: dict) -> list[dict]:
+def _mode_rows(record: Record) -> list[dict]:
     """Return the selected step and accuracies of a record, a row for each inference mode.
 
     A run without a selection (a failed run or a run of the toy) has one row without a mode.
@@ -170,7 +177,7 @@ def _mode_rows(record: dict) -> list[dict]:
     return rows or [{"mode": None}]
 
 
-def _run_columns(record: dict, study: str) -> dict:
+def _run_columns(record: Record, study: str) -> dict:
     """Return the columns of a run, which its rows (one for each mode) have in common."""
     config = record["config"]
     columns: dict[str, object] = {"study": study, "test_domain": ",".join(config["test_domains"])}
@@ -184,14 +191,14 @@ def _run_columns(record: dict, study: str) -> dict:
     return columns
 
 
-def _nested_columns(record: dict) -> dict[str, dict]:
+def _nested_columns(record: Record) -> dict[str, dict]:
     """Return the nested parts of a record whose fields become columns named by their paths."""
     nested = {name: record.get(name) or {} for name in _NESTED}
     nested["hparams"] = record["config"].get("hparams", {})
     return nested
 
 
-def frame_of(records: list[dict], study: str = "") -> pd.DataFrame:
+def frame_of(records: Sequence[Record], study: str = "") -> pd.DataFrame:
     """Convert records that are already read into a frame of `results`.
 
     Args:
@@ -330,7 +337,7 @@ def results(source, store: str = "") -> pd.DataFrame:
     """
     if isinstance(source, Place) and _is_folder(source, store):
         return _results_of_folder(expanded(source))
-    if isinstance(source, Path) or str(source).endswith(".jsonl"):
+    if isinstance(source, os.PathLike) or str(source).endswith(".jsonl"):
         store = str(expanded(source).absolute().parent)
         source = Path(source).stem
     studies = [source] if isinstance(source, str) else list(source)
@@ -439,7 +446,7 @@ def arrays(run, store: str = "") -> dict[str, np.ndarray]:
         raise HmoeError(f"{short_path(path)} is damaged ({error}).", fix=fix) from None
 
 # %% ../../nbs/07_analysis/01_results.ipynb #def-parts
-def records_of(frame: pd.DataFrame) -> list[dict]:
+def records_of(frame: pd.DataFrame) -> list[Record]:
     """Return the records of the runs of `results`, each once."""
     return runs(frame).record.tolist() if len(frame) else []
 
@@ -477,7 +484,7 @@ def followed_protocol(run) -> dict:
     return run.record.get("protocol") or {}
 
 
-def selected_scores(run) -> dict[str, dict]:
+def selected_scores(run) -> dict[str, Selected]:
     """Return mode -> scores of the selected checkpoint of a run, a row of `results`."""
     return run.record["selected"]
 
@@ -508,7 +515,7 @@ def last_codes(run) -> dict | None:
     return points[-1].get("codes") if points else None
 
 
-def accuracies_at(run, step: int | None = None) -> dict[str, dict]:
+def accuracies_at(run, step: int | None = None) -> Accuracies:
     """Return the accuracies at a checkpoint of a run, a row of `results`.
 
     Args:
@@ -576,7 +583,7 @@ def with_omitted_defaults(frame: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 # %% ../../nbs/07_analysis/01_results.ipynb #def-checkpoints
-def selected_so_far(points: list[dict], test_domain: str, mode: str) -> list[float]:
+def selected_so_far(points: list[Checkpoint], test_domain: str, mode: str) -> list[float]:
     """Return, for each checkpoint, the test accuracy of the best one by validation up to it.
 
     Args:
@@ -600,7 +607,7 @@ def selected_so_far(points: list[dict], test_domain: str, mode: str) -> list[flo
     return curve
 
 
-def _loss_rows(points: list[dict]) -> list[tuple]:
+def _loss_rows(points: list[Checkpoint]) -> list[tuple]:
     """Return (step, name of the loss, '', value) for each checkpoint and loss."""
     rows = []
     for point in points:
@@ -609,7 +616,7 @@ def _loss_rows(points: list[dict]) -> list[tuple]:
     return rows
 
 
-def _evaluated_modes(points: list[dict]) -> list[str]:
+def _evaluated_modes(points: list[Checkpoint]) -> list[str]:
     """Return the inference modes that some checkpoint evaluated, in the order of the record."""
     modes = {}
     for point in points:
@@ -619,7 +626,7 @@ def _evaluated_modes(points: list[dict]) -> list[str]:
     return list(modes)
 
 
-def _accuracy_rows(points: list[dict], test_domain: str, mode: str) -> list[tuple]:
+def _accuracy_rows(points: list[Checkpoint], test_domain: str, mode: str) -> list[tuple]:
     """Return (step, quantity, mode, value): validation accuracy and `selected_so_far`."""
     rows = []
     for point, tested in zip(points, selected_so_far(points, test_domain, mode)):
@@ -629,7 +636,7 @@ def _accuracy_rows(points: list[dict], test_domain: str, mode: str) -> list[tupl
     return rows
 
 
-def _checkpoint_rows(record: dict, test_domain: str) -> list[tuple]:
+def _checkpoint_rows(record: Record, test_domain: str) -> list[tuple]:
     """Return (step, quantity, mode, value) of a record: losses, and accuracies by selected mode."""
     points = record["checkpoints"]
     rows = _loss_rows(points)
@@ -659,9 +666,9 @@ def checkpoints(frame: pd.DataFrame) -> pd.DataFrame:
     complete = complete[complete.status == "complete"]
     complete = complete[~complete.test_domain.str.contains(",")]
     rows = []
-    for run in complete.itertuples():
+    for run, record in zip(complete.itertuples(), complete.record):
         of_run = (run.algorithm, run.test_domain, run.trial_seed)
-        for row in _checkpoint_rows(run.record, run.test_domain):
+        for row in _checkpoint_rows(record, str(run.test_domain)):
             rows.append(of_run + row)
     columns = ["algorithm", "test_domain", "trial_seed", "step", "quantity", "mode", "value"]
     return pd.DataFrame(rows, columns=columns)

@@ -8,7 +8,6 @@ __all__ = ['measured_runs', 'spectrum_rows', 'depth_changes', 'untrained_runs', 
 
 # %% ../../nbs/07_analysis/14_spectra.ipynb #imports
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -21,7 +20,7 @@ from ..core.errors import HmoeError, check_choice
 from ..data.base import as_input
 from ..data.transforms import MEAN, STD
 from ..networks.spectra import feature_spectra
-from ..training.model import build_algorithm
+from ..training.model import DataShape, build_algorithm
 from ..training.protocols import run_seed_of
 
 # %% ../../nbs/07_analysis/14_spectra.ipynb #def-spectrum-rows
@@ -109,7 +108,7 @@ def depth_changes(rows: pd.DataFrame, untrained: pd.DataFrame | None = None) -> 
     intervals = {}
     for model, part in trained:
         intervals[model] = mean_interval(value_grid(part, "change"))
-    changes = pd.DataFrame(intervals.values(), intervals)
+    changes = pd.DataFrame(list(intervals.values()), list(intervals))
     table = trained[["first", "last"]].agg(pd.Series.mean).join(changes)
     table = table.rename(columns={"mean": "change", "pairs": "runs"})
     table["untrained"] = math.nan
@@ -136,16 +135,16 @@ def _before_training(run, stored: StoredChoices) -> dict:
     config = config_of(run).replace(precision="float32")
     test_domains = [stored.domain_names.index(domain) for domain in config.test_domains]
     x = _training_pictures(config, stored, test_domains)
-    facts = SimpleNamespace(
-        input_shape=tuple(x.shape[1:]),
-        num_classes=len(stored.class_names),
+    shape = DataShape(
+        name=config.dataset,
         domain_names=stored.domain_names,
-        domain_index=stored.domain_names.index,
+        class_names=stored.class_names,
+        input_shape=tuple(x.shape[1:]),
     )
     seed = run_seed_of(config, test_domains)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        algorithm = build_algorithm(config, facts).eval()
+        algorithm = build_algorithm(config, shape).eval()
     return feature_spectra(algorithm, algorithm.predict, [x])
 
 

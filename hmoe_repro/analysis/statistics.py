@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.lines import Line2D
 from scipy import optimize, stats
 
 from .plotting import escape_math
@@ -776,7 +777,7 @@ def forest_rows(table: pd.DataFrame, most: int = MAX_ROWS) -> list[tuple[str, st
     from_ends = [min(place, len(rows) - 1 - place) for place in range(len(rows))]
     is_paper_method = effects.algorithm.isin(_PAPER_METHODS)
     effects = effects.assign(
-        row=rows,
+        row=pd.Series(rows, effects.index),
         from_end=from_ends,
         rank=np.where(is_paper_method, 0, np.where(effects.significant.astype(bool), 1, 2)),
     )
@@ -822,11 +823,12 @@ def _draw_points(axis, data: pd.DataFrame, limits: tuple[float, float], color):
 
 def _draw_values_beyond(axis, data: pd.DataFrame, limits: tuple[float, float], color):
     """Write the values of points beyond `limits` next to their triangles."""
-    for row in data[data.mark != "o"].itertuples():
-        left = row.difference < limits[0]
+    beyond = data[data.mark != "o"]
+    for difference, at in zip(beyond.difference, beyond["at"]):
+        left = difference < limits[0]
         axis.annotate(
-            f"{row.difference:+.0f}",
-            (limits[0] if left else limits[1], row.at),
+            f"{difference:+.0f}",
+            (limits[0] if left else limits[1], at),
             xytext=(6 if left else -6, 0),
             ha="left" if left else "right",
             va="center",
@@ -840,13 +842,14 @@ def _draw_arrows(axis, data: pd.DataFrame, limits: tuple[float, float], color):
     """Draw an arrow at the edge for each end of an interval that lies beyond it."""
     arrow = {"arrowstyle": "->", "color": color, "lw": 1.3, "shrinkA": 0, "shrinkB": 0}
     length = 0.06 * (limits[1] - limits[0])
-    for row in data[data.mark == "o"].itertuples():
-        if row.low < limits[0]:
-            start = (limits[0] + length, row.at)
-            axis.annotate("", (limits[0], row.at), start, arrowprops=arrow)
-        if row.high > limits[1]:
-            start = (limits[1] - length, row.at)
-            axis.annotate("", (limits[1], row.at), start, arrowprops=arrow)
+    inside = data[data.mark == "o"]
+    for low, high, at in zip(inside.low, inside.high, inside["at"]):
+        if low < limits[0]:
+            start = (limits[0] + length, at)
+            axis.annotate("", (limits[0], at), start, arrowprops=arrow)
+        if high > limits[1]:
+            start = (limits[1] - length, at)
+            axis.annotate("", (limits[1], at), start, arrowprops=arrow)
 
 
 def _draw_intervals(axis, data: pd.DataFrame, limits: tuple[float, float], color, values: bool):
@@ -901,7 +904,7 @@ def forest_limits(rows: pd.DataFrame) -> tuple[float, float]:
 
 def _hue_legend(figure, colour_of: dict):
     """Draw the legend of the colours of a forest below it."""
-    marks = [plt.Line2D([], [], color=colour, marker="o", lw=1.3) for colour in colour_of.values()]
+    marks = [Line2D([], [], color=colour, marker="o", lw=1.3) for colour in colour_of.values()]
     figure.legend(
         marks, list(colour_of), loc="outside lower center", ncols=len(marks), frameon=False
     )
@@ -1025,8 +1028,9 @@ def main_effects(frame: pd.DataFrame, factors: dict[str, str]) -> pd.DataFrame:
 def effect_lines(effects: pd.DataFrame) -> list[str]:
     """Return a sentence for each row of `main_effects`."""
     lines = []
-    for row in effects.itertuples():
-        outcome = "significant" if row.low * row.high > 0 else "undecided"
+    significant = effects.low * effects.high > 0
+    for row, is_significant in zip(effects.itertuples(), significant):
+        outcome = "significant" if is_significant else "undecided"
         lines.append(
             f"{row.setting}: {row.value} − {row.against} {contrast_text(row)} points, "
             f"{row.pairs} pairs, {outcome}."

@@ -236,7 +236,8 @@ def _part_statistics(part: pd.DataFrame) -> pd.DataFrame:
 
 def _texts_of_cells(cells: pd.DataFrame) -> list[str]:
     """Return the `cell_text` of each row of `cell_statistics`."""
-    return [cell_text(row.mean, row.stderr, row.n, row.expected) for row in cells.itertuples()]
+    columns = (cells["mean"], cells.stderr, cells.n, cells.expected)
+    return [cell_text(*values) for values in zip(*columns)]
 
 
 def accuracy_block(frame: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:

@@ -177,8 +177,10 @@ def csv_text(table: pd.DataFrame, float_format: str | None = None) -> str:
         is_formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
         return f"'{value}" if is_formula else value
 
-    texts = table.select_dtypes(["object", "string", "category"])
-    table = table.assign(**texts.astype(object).map(safe)).rename(columns=safe)
+    table = table.copy()
+    for name in table.select_dtypes(["object", "string", "category"]):
+        table[name] = table[name].astype(object).map(safe)
+    table = table.rename(columns=safe)
     return table.to_csv(index=False, float_format=float_format, lineterminator="\n")
 
 # %% ../../nbs/07_analysis/03_writers.ipynb #def-template

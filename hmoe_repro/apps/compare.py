@@ -56,6 +56,7 @@ from ..studies.study_file import MAX_TRIAL_SEEDS
 from ..studies.sweep import SweepOptions, sweep
 from ..training.planning import make_config
 from ..training.run_config import RunConfig
+from ..training.selection import Record
 from ..training.store import RunStore
 
 # %% ../../nbs/09_apps/05_compare.ipynb #def-read-dataset
@@ -593,7 +594,7 @@ def _train(configs: list[RunConfig], store: RunStore, jobs, device: str, data_di
     sweep(configs, options, jobs=jobs if jobs > 1 else 0)  # a worker takes seconds to start
 
 
-def _records(configs: list[RunConfig], store: RunStore) -> list[dict]:
+def _records(configs: list[RunConfig], store: RunStore) -> list[Record]:
     """Read the records of runs.
 
     Raises:

@@ -13,14 +13,17 @@ import base64
 import functools
 import io
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
 import seaborn as sns
 import torch
 
+from ..algorithms.hmoe import CodedAlgorithm
 from ..analysis.clusters import UNIFORM
 from ..analysis.embeddings import subset, tsne
 from ..analysis.writers import template, text_table
@@ -52,16 +55,18 @@ from ..core.environment import environment
 from ..core.errors import Device, HmoeError, Place, check_choice, plural, public
 from ..core.progress import Progress
 from ..core.style import EMBEDDING_COLOUR, PALETTE
+from ..data.base import DomainDataset
 from ..data.cache import examine
 from ..data.image_folder import listed
 from ..data.kmeans_baseline import image_statistics, kmeans
-from ..data.loader import progress_bar
+from ..data.loader import ImageDataset, progress_bar
 from ..data.transforms import read_image, square
 from ..method.clustering import gate_scores
 from ..studies.sweep import sweep
 from ..training.model import build_algorithm, build_dataset, with_precomputed
 from ..training.protocols import make_splits
 from ..training.run_config import RunConfig
+from ..training.selection import Record
 from ..training.store import RunStore
 
 # %% ../../nbs/09_apps/04_discover.ipynb #def-findings
@@ -95,7 +100,7 @@ class Findings:
     images: pd.DataFrame = field(repr=False)
     points: np.ndarray = field(repr=False)
     centres: np.ndarray = field(repr=False)
-    record: dict = field(repr=False)
+    record: Mapping[str, Any] = field(repr=False)
     method: str = "hmoe"
     model: TrainedModel | None = None
     agreement: float | None = None
@@ -163,7 +168,13 @@ def pool_images(config: RunConfig, data, folder, labels=None, classes: bool = Tr
 
 
 @torch.no_grad()
-def apply_hmoe(config: RunConfig, data, store: RunStore, device="cpu", show=None):
+def apply_hmoe(
+    config: RunConfig,
+    data: DomainDataset,
+    store: RunStore,
+    device: str | torch.device = "cpu",
+    show=None,
+) -> tuple[TrainedModel, np.ndarray, np.ndarray, np.ndarray]:
     """Apply the last weights of a finished run of HMOE to all images of its data.
 
     Args:
@@ -184,7 +195,7 @@ def apply_hmoe(config: RunConfig, data, store: RunStore, device="cpu", show=None
     batches = []
     for x in all_inputs(with_precomputed(data, algorithm), device, show):
         logits = algorithm.predict_modes(x)[algorithm.modes[0]]
-        code, gate = algorithm.codes(x)  # pyright: ignore[reportCallIssue]
+        code, gate = cast(CodedAlgorithm, algorithm).codes(x)
         batches.append((logits.softmax(1), code, gate))
     outputs = []
     for parts in zip(*batches):
@@ -269,8 +280,15 @@ def _record_without_run(config: RunConfig, device: str | torch.device) -> dict:
         "run_id": None,
         "config": config.to_dict(),
         "finished": None,
-        "environment": environment(resolve_device(device)),
+        "environment": environment(str(resolve_device(str(device)))),
     }
+
+# %% ../../nbs/09_apps/04_discover.ipynb #def-discovery
+def _discovery(record: Record) -> dict:
+    """Return the scores of discovered domains in a record of HMOE."""
+    scores = record.get("discovery")
+    assert scores is not None  # every complete run of HMOE has them
+    return scores
 
 # %% ../../nbs/09_apps/04_discover.ipynb #def-discover
 def _check_group_names(group_names: list[str], count: int) -> list[str]:
@@ -291,7 +309,9 @@ def _check_group_names(group_names: list[str], count: int) -> list[str]:
     return stripped
 
 
-def _named(codes: np.ndarray, names: list[str], group_names: list[str] | None) -> pd.Categorical:
+def _named(
+    codes: np.ndarray, names: list[str], group_names: list[str] | None
+) -> "pd.Categorical[str]":
     """Make a column of names from the indices of groups.
 
     Args:
@@ -347,13 +367,13 @@ def _group_by_features(config: RunConfig, data, experts: int | None, show) -> di
     }
 
 
-def _agreement_of_restarts(records: list[dict]) -> float | None:
+def _agreement_of_restarts(records: list[Record]) -> float | None:
     """Compute the AMI of the groups of the first two records, or None for a single record."""
     from sklearn.metrics import adjusted_mutual_info_score
 
     if len(records) < 2:
         return None
-    first, second = (list(record["discovery"]["groups"]) for record in records[:2])
+    first, second = (list(_discovery(record)["groups"]) for record in records[:2])
     return float(adjusted_mutual_info_score(first, second))
 
 
@@ -374,13 +394,14 @@ def _train_beside(images, data, configs: list[RunConfig], store: RunStore, devic
     outcomes = sweep(configs, store=store, device=device, jobs=0)
     outcomes.refuse_incomplete()
     ranked = sorted(
-        zip(configs, outcomes.records()), key=lambda run: run[1]["discovery"]["gate_entropy"]
+        zip(configs, outcomes.records()), key=lambda run: _discovery(run[1])["gate_entropy"]
     )
     config, _ = ranked[0]
     with Progress() as show:
         model, probability, codes, gate = apply_hmoe(
             config, data, store, resolve_device(device), show
         )
+    embeddings = cast(CodedAlgorithm, model.algorithm).model.embeddings
     names = [f"expert {k}" for k in range(gate.shape[1])]
     chosen = gate.argmax(1)
     images["predicted"] = pd.Categorical.from_codes(
@@ -393,14 +414,14 @@ def _train_beside(images, data, configs: list[RunConfig], store: RunStore, devic
         "names": names,
         "confidence": gate.max(1),
         "points": codes,
-        "centres": model.algorithm.model.embeddings.detach().float().cpu().numpy(),
+        "centres": embeddings.detach().float().cpu().numpy(),
         "agreement": _agreement_of_restarts([record for _, record in ranked]),
         "model": model,
         "gate": gate,
     }
 
 # %% ../../nbs/09_apps/04_discover.ipynb #def-discover-folder
-def _of_colour(data, groups: int) -> pd.Categorical:
+def _of_colour(data, groups: int) -> "pd.Categorical[str]":
     """Group all images by k-means on colour and contrast."""
     with Progress() as show:
         pixels = all_inputs(data, "cpu", show, "colour and contrast")
@@ -520,7 +541,7 @@ def discover(
         method=method,
         record=record or _record_without_run(config, device),
         unreadable=unreadable,
-        notes=list(dict.fromkeys(data.notes)),
+        notes=list(dict.fromkeys(cast(ImageDataset, data).notes)),
         **_finding_fields(groupings, method),
     )
 
@@ -864,7 +885,7 @@ def _ranking_text(ranking: pd.DataFrame | None) -> pd.DataFrame | None:
     return text_table(ranking.loc[order.index])
 
 
-def _record_facts(record: dict) -> dict:
+def _record_facts(record: Mapping[str, Any]) -> dict:
     """Return the settings and the environment of a record, for the report."""
     facts = {"run": record["run_id"]}
     if record["run_id"]:

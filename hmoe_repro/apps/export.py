@@ -17,6 +17,7 @@ import tempfile
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from torch import nn
 
 from .. import __version__
 from ..algorithms.base import Algorithm
+from ..algorithms.hmoe import CodedAlgorithm, has_codes
 from ..analysis.writers import template
 from .feature_groups import save_groups
 from .predict import CONFIG_FILE, WEIGHTS_FILE, TrainedModel, join_outputs, load
@@ -35,7 +37,7 @@ from ..data.transforms import MEAN, STD
 from ..method.sparse_moe import SparseMoE, choose
 from ..networks.precision import set_precision
 from ..training.model import save_model
-from ..training.selection import test_accuracy, validation_accuracy
+from ..training.selection import Checkpoint, Record, test_accuracy, validation_accuracy
 from ..training.store import to_json
 
 # %% ../../nbs/09_apps/06_export.ipynb #def-classifier
@@ -108,12 +110,11 @@ class ImageClassifier(nn.Module):
         x = images.float() / 255 if images.dtype == torch.uint8 else images
         x = (x - self.image_mean) / self.image_std
         outputs = {"probability": self.algorithm.predict_modes(x)[self.mode].softmax(1)}
-        if hasattr(self.algorithm, "codes"):
-            _, gate = self.algorithm.codes(x)  # pyright: ignore[reportCallIssue]
+        if has_codes(self.algorithm):
+            _, gate = self.algorithm.codes(x)
             outputs["gate"] = gate
         if self.grouped:  # as `FeatureGroups.assign`
-            model = self.algorithm.model  # pyright: ignore[reportAttributeAccessIssue]
-            featurizer = model.featurizer
+            featurizer = cast(CodedAlgorithm, self.algorithm).model.featurizer
             features = F.normalize(featurizer(x), dim=1)
             means = self.means[outputs["probability"].argmax(1)]
             points = (features - means) @ self.components.T
@@ -171,7 +172,7 @@ def check_independent(model: TrainedModel, mode: str) -> dict[str, np.ndarray]:
     return together
 
 # %% ../../nbs/09_apps/06_export.ipynb #def-config
-def _checkpoint(record: dict, weights: str) -> dict:
+def _checkpoint(record: Record, weights: str) -> Checkpoint:
     """Return the checkpoint of a record at which the weights were taken.
 
     Args:

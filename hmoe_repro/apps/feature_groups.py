@@ -218,7 +218,7 @@ def number_of_groups(table: pd.DataFrame) -> int:
     if table.reliable.any():
         return int(table.groups[table.reliable].max())
     excess = table.stability - table.without_groups
-    return int(table.groups.loc[excess.idxmax()])
+    return int(table.groups.iloc[excess.argmax()])
 
 # %% ../../nbs/09_apps/02_feature_groups.ipynb #def-keep
 def save_groups(

@@ -27,6 +27,7 @@ import torch
 from ..core.errors import HmoeError, Place, check_choice, plural, public
 from ..core.files import expanded, plain_file, resolved
 from ..core.seeds import seed_hash
+from ..data.base import DomainDataset
 from hmoe_repro.data.image_folder import (
     IMAGE_SUFFIXES,
     ImageTree,
@@ -467,7 +468,9 @@ def discover_config(
     )
 
 # %% ../../nbs/09_apps/01_own_images.ipynb #def-inputs
-def all_inputs(data, device="cpu", show=None, task="evaluating all images"):
+def all_inputs(
+    data: DomainDataset, device: str | torch.device = "cpu", show=None, task="evaluating all images"
+):
     """Yield the inputs of all images of a data set, batch by batch, in flat order.
 
     Args:
@@ -486,7 +489,7 @@ def all_inputs(data, device="cpu", show=None, task="evaluating all images"):
                 show(task, done, total, "images")
 
 
-def pretrained_features(config: RunConfig, data, show=None) -> np.ndarray:
+def pretrained_features(config: RunConfig, data: DomainDataset, show=None) -> np.ndarray:
     """Compute the features of all images by the frozen featurizer of a configuration.
 
     They are computed once, and kept in the cache folder.

@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pandas as pd
@@ -18,6 +19,7 @@ import torch
 from PIL import Image
 
 from ..algorithms.base import Algorithm
+from ..algorithms.hmoe import CodedAlgorithm, has_codes
 from ..analysis.writers import csv_text
 from .feature_groups import FeatureGroups, read_groups
 from .own_images import image_files
@@ -39,6 +41,7 @@ from hmoe_repro.data.transforms import (
 )
 from ..training.model import find_run_weights, restore_model
 from ..training.run_config import RunConfig
+from ..training.selection import Record
 from ..training.store import RunStore
 
 # %% ../../nbs/09_apps/03_predict.ipynb #def-trainedmodel
@@ -58,7 +61,7 @@ class TrainedModel:
     """
 
     algorithm: Algorithm = field(repr=False)
-    record: dict = field(repr=False)
+    record: Record = field(repr=False)
     class_names: list[str]
     expert_names: list[str]
     weights: str
@@ -97,15 +100,13 @@ class TrainedModel:
             x = as_input(pictures.permute(0, 3, 1, 2))
         observed: torch.nn.Module = self.algorithm
         if self.grouping:
-            model = self.algorithm.model  # pyright: ignore[reportAttributeAccessIssue]
-            observed = model.featurizer
+            observed = cast(CodedAlgorithm, self.algorithm).model.featurizer
         features = []
         with observed.register_forward_hook(lambda part, inputs, output: features.append(output)):
             logits = self.algorithm.predict_modes(x)[mode or self.algorithm.modes[0]]
         outputs = {"probability": logits.softmax(1), "statistics": image_statistics(x)}
-        if hasattr(self.algorithm, "codes"):
-            codes = self.algorithm.codes(x)  # pyright: ignore[reportCallIssue]
-            outputs["code"], outputs["gate"] = codes
+        if has_codes(self.algorithm):
+            outputs["code"], outputs["gate"] = self.algorithm.codes(x)
         outputs = {name: value.float().cpu().numpy() for name, value in outputs.items()}
         if self.grouping:
             classes = outputs["probability"].argmax(1)
@@ -116,7 +117,7 @@ class TrainedModel:
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"  # files in an exported folder
 
 
-def _refuse_other_channels(record: dict, channels: int):
+def _refuse_other_channels(record: Record, channels: int):
     """Raise `HmoeError` for a model of images that are not RGB."""
     if channels != 3:
         raise HmoeError(
@@ -126,7 +127,7 @@ def _refuse_other_channels(record: dict, channels: int):
         )
 
 
-def _model(record: dict, weights: str, path: Path, device, trust_code: bool) -> TrainedModel:
+def _model(record: Record, weights: str, path: Path, device, trust_code: bool) -> TrainedModel:
     """Build the model of a record with the weights in a file.
 
     Args:
@@ -159,7 +160,7 @@ def _model(record: dict, weights: str, path: Path, device, trust_code: bool) -> 
     )
 
 # %% ../../nbs/09_apps/03_predict.ipynb #def-load
-def _exported(folder: Path, model) -> tuple[dict, str]:
+def _exported(folder: Path, model) -> tuple[Record, str]:
     """Read the record of the run and the type of weights in an exported folder.
 
     Args:
@@ -208,7 +209,11 @@ def _is_folder(model, folder: Path) -> bool:
 
 @public(model=Place, store=RunStore | None, device=str | torch.device)
 def load(
-    model, weights: str | None = None, store=None, device="cpu", trust_code: bool = False
+    model,
+    weights: str | None = None,
+    store=None,
+    device: str | torch.device = "cpu",
+    trust_code: bool = False,
 ) -> TrainedModel:
     """Load the model of a finished run or of an exported folder, without the training data.
 

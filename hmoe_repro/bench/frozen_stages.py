@@ -10,6 +10,7 @@ __all__ = ['PACS_CLASSES', 'COMPUTED', 'FROZEN_STAGES', 'plain_model', 'plain_up
 from functools import partial
 from itertools import product
 from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pandas as pd
@@ -24,7 +25,7 @@ from .timing import Target, ratios, summary
 from ..data.precomputed import as_rows
 from ..networks.precision import set_precision
 from ..networks.pretrained import import_timm
-from ..networks.timm_models import FrozenPart, stage_names, timm_config
+from ..networks.timm_models import FrozenPart, TimmNetwork, stage_names, timm_config
 
 # %% ../../nbs/10_bench/09_frozen_stages.ipynb #def-plain-model
 PACS_CLASSES = 7
@@ -40,7 +41,8 @@ def plain_model(network: str, stages: int | str) -> tuple[nn.Module, torch.optim
     config = timm_config(network)
     assert config is not None
     assert config.architecture is not None
-    model = import_timm().create_model(config.architecture, num_classes=PACS_CLASSES)
+    create_model = import_timm().create_model
+    model = cast(TimmNetwork, create_model(config.architecture, num_classes=PACS_CLASSES))
     features = tuple(name for name, _ in model.named_children() if name != "classifier")
     last_frozen = {0: (), "all": features}  # prefixes of the names of the last frozen parameters
     for number, stage in enumerate(stage_names(model), 1):

@@ -16,6 +16,7 @@ import torch
 
 from .benchmark import Bench, BenchMeasurement
 from .timing import targets_of
+from ..data.base import DomainDataset
 from ..studies.sweep import sweep
 from ..training.model import build_dataset
 from ..training.planning import make_config
@@ -34,7 +35,7 @@ class PlainLoop:
     """
 
     configs: list[RunConfig]
-    data: object
+    data: DomainDataset
 
     def __call__(self):
         """Train the first run."""

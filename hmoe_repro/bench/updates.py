@@ -191,7 +191,7 @@ def our_trainer(
     hparams = merge_hparams(get_algorithm(algorithm).HPARAMS, {"batch_size": scale.batch})
     hparams.pop("network", None)
     network = {64: "mnist_cnn", 16: "small_cnn"}[scale.width]
-    config = RunConfig(
+    config = RunConfig.of(
         algorithm=algorithm,
         dataset=data.name,
         dataset_fingerprint=data.fingerprint,

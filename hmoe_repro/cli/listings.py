@@ -6,7 +6,7 @@
 __all__ = ['list_command', 'runs_command']
 
 # %% ../../nbs/11_cli/02_listings.ipynb #imports
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from .options import option, print_frame, print_table
 from ..core.errors import HmoeError, plural, printable
@@ -116,7 +116,11 @@ def _list_datasets():
     print_table("Data sets", ["name", "domains", "what"], rows)
 
 # %% ../../nbs/11_cli/02_listings.ipynb #def-runs
-def _run_row(record: dict) -> list:
+if TYPE_CHECKING:  # at run time the import takes a second
+    from hmoe_repro.training.selection import Record
+
+
+def _run_row(record: "Record") -> list:
     """Return a row of `hmoe runs`: the run with its accuracies, or the reason of its failure."""
     from hmoe_repro.training.store import summary_of
 

@@ -7,7 +7,7 @@ __all__ = ['publish_command', 'figures_command', 'select_command', 'report_comma
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #imports
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from . import options
 from .options import argument, option, path_from_here, print_frame, print_written, say
@@ -59,7 +59,11 @@ def figures_command(
     print_written(figures_dir() / profile / "README.md")
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-records
-def _records(study, published, algorithms, dataset, settings) -> list[dict]:
+if TYPE_CHECKING:  # at run time the import takes a second
+    from hmoe_repro.training.selection import Record
+
+
+def _records(study, published, algorithms, dataset, settings) -> "list[Record]":
     """Return records of the runs folder, of one study in it, or of a published study.
 
     Damaged records, and runs of a study without a record, are printed.

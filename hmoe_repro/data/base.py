@@ -84,7 +84,7 @@ def check_domains(data: Domains, amounts: list[int], labels: list[torch.Tensor])
             raise HmoeError(cause, fix="number the classes from 0, and name every class.")
 
 # %% ../../nbs/02_data/01_base.ipynb #def-as-input
-def as_input(images: torch.Tensor, device="cpu") -> torch.Tensor:
+def as_input(images: torch.Tensor, device: str | torch.device = "cpu") -> torch.Tensor:
     """Convert images (N, C, H, W) to floats in [0, 1], in channels-last memory format.
 
     Bytes are divided by 255. Floats keep their values. The result is on `device`.
@@ -155,9 +155,9 @@ class DomainDataset(Protocol):
         """Width of an image in pixels."""
         ...
 
-    @property
+    @functools.cached_property
     def fingerprint(self) -> str:
-        """Hash of names, images and labels: twelve hexadecimal digits."""
+        """Hash of names, images and labels: twelve hexadecimal digits, computed once."""
         ...
 
     def domain_index(self, domain: str) -> int:
@@ -165,7 +165,11 @@ class DomainDataset(Protocol):
         ...
 
     def inputs(
-        self, position: int, indices: torch.Tensor, device="cpu", seeds: torch.Tensor | None = None
+        self,
+        position: int,
+        indices: torch.Tensor,
+        device: str | torch.device = "cpu",
+        seeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return network inputs of images of a domain, floats (B, C, H, W) or rows (B, P)."""
         ...
@@ -234,7 +238,11 @@ class MultiDomainDataset(Domains):
         return self.input_shape[-1]
 
     def inputs(
-        self, position: int, indices: torch.Tensor, device="cpu", seeds: torch.Tensor | None = None
+        self,
+        position: int,
+        indices: torch.Tensor,
+        device: str | torch.device = "cpu",
+        seeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return network inputs: images of a domain as floats (B, C, H, W).
 

@@ -219,7 +219,11 @@ class LazyDataset(Domains):
             raise HmoeError(cause, fix="give one seed for each image.")
 
     def inputs(
-        self, position: int, indices: torch.Tensor, device="cpu", seeds: torch.Tensor | None = None
+        self,
+        position: int,
+        indices: torch.Tensor,
+        device: str | torch.device = "cpu",
+        seeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return a batch of network inputs.
 

@@ -513,7 +513,7 @@ def _data_path(fingerprint: str) -> Path:
     return runs_dir() / "data" / f"{fingerprint}.safetensors"
 
 
-def keep_data(data: MultiDomainDataset):
+def keep_data(data: DomainDataset):
     """Write images, labels and factors to `<runs>/data/<fingerprint>.safetensors`.
 
     Nothing is written if the file exists, or if the images are files.

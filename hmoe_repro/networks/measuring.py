@@ -8,7 +8,7 @@ __all__ = ['THUMBNAIL', 'in_turns', 'TrainedRun', 'Measurement', 'for_disk']
 # %% ../../nbs/03_networks/13_measuring.ipynb #imports
 import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,7 +76,7 @@ class TrainedRun:
     domains: Sequence[str]
     test_domains: Sequence[str]
     step: int
-    checkpoints: list[dict]
+    checkpoints: Sequence[Mapping[str, Any]]
     measure: str = ""
     precision: str = "float32"
     device: torch.device | str = "cpu"

@@ -20,10 +20,11 @@ from ..core.files import figures_dir
 from .gallery import facts_of
 from .provenance import value_list
 from .render import files_of
+from ..training.selection import Record
 from ..training.store import outcome, repeats
 
 # %% ../../nbs/08_report/08_compare_published.ipynb #def-compare-records
-def _records_by_id(frame: pd.DataFrame) -> dict[str, dict]:
+def _records_by_id(frame: pd.DataFrame) -> dict[str, Record]:
     """Return run id -> record of a frame of `results`."""
     return dict(zip(runs(frame).run_id, records_of(frame)))
 

@@ -91,7 +91,7 @@ def data_status(frame: pd.DataFrame) -> str:
     return "reduced"
 
 # %% ../../nbs/08_report/01_provenance.ipynb #def-protocol-note
-def protocol_note(profile: str, frame: pd.DataFrame | tuple = ()) -> str:
+def protocol_note(profile: str, frame: pd.DataFrame | None = None) -> str:
     """Return a sentence that compares a profile with the paper's protocol.
 
     Args:
@@ -104,6 +104,8 @@ def protocol_note(profile: str, frame: pd.DataFrame | tuple = ()) -> str:
     """
     if profile == "paper":
         return "The paper's protocol."
+    if frame is None:
+        frame = pd.DataFrame()
     if len(frame) and ((frame.dataset == TOY) & (frame.steps >= 20_000)).all():
         return f"Profile `{profile}`: the toy at the paper's full scale."
     return (

@@ -272,10 +272,11 @@ def scorecard() -> list[Score]:
             artefact = f"{paper} {item}"
             status, links = item_status(tuple(pages))
             facts = {} if artefact in _SAID else _closest_claim(tuple(pages))
-            claim = claims.get(facts.get("claim"))
+            claim = claims.get(facts.get("claim", ""))
             said, number = _SAID.get(artefact, (shows, ""))
             ours = facts.get("estimate", "")
-            is_full = FULL_ELSEWHERE.get(facts.get("artefact"), "paper") == facts.get("profile")
+            full_in = FULL_ELSEWHERE.get(facts.get("artefact", ""), "paper")
+            is_full = full_in == facts.get("profile")
             if claim and claim.measure == "contrast" and ours[:1].isdigit():
                 ours = f"+{ours}"  # a difference
             if ours and status.startswith("full") and not is_full:

@@ -137,7 +137,13 @@ def reproduce_published(
     outcomes = render_pages(pages, output, say=say, meanwhile=train)
     outcomes.refuse_elsewhere()
     outcomes.refuse_failed()
-    fresh = frame_of([options.store.read(run_id) for run_id in published.run_id])
+    assert options.store is not None
+    records = []
+    for run_id in published.run_id:
+        record = options.store.read(run_id)
+        assert record is not None  # all of them have ended
+        records.append(record)
+    fresh = frame_of(records)
     compared = compare_runs(fresh, published)
     num_tables, changed = changed_tables(pages, output)
     say(f"{len(pages)} of {len(pages)} pages rendered")

@@ -22,12 +22,13 @@ from ..studies.search import hparams_note, not_held_out, select_by_rule, split_i
 from ..studies.studies import study_configs
 from ..studies.study_file import STUDIES, Study, read_study, study_file_copy
 from ..training.run_config import TOY
+from ..training.selection import Record
 from ..training.store import RunStore, summary_of, write_study
 
 # %% ../../nbs/08_report/11_study_report.ipynb #def-selected-tables
-@public
+@public(records=list[dict])
 def selected_tables(
-    records: list[dict], rule: str, n_hparams: int | None = None
+    records: list[Record], rule: str, n_hparams: int | None = None
 ) -> tuple[list[tuple], dict[str, HmoeError], pd.DataFrame]:
     """Return the tables of some records by a selection rule.
 
@@ -65,7 +66,7 @@ def _name_in_commands(study) -> str:
     return study.name if study.name in STUDIES else study.file.name
 
 
-def collect_study(study, store: RunStore | None = None) -> tuple[list[dict], list[str]]:
+def collect_study(study, store: RunStore | None = None) -> tuple[list[Record], list[str]]:
     """Collect the records of a study from a store.
 
     Args:
@@ -112,7 +113,7 @@ def _narrowed(configs: list, algorithms, dataset, settings) -> list:
 
 
 def absent_notes(
-    study, records: list[dict], algorithms=None, dataset=None, settings=()
+    study, records: list[Record], algorithms=None, dataset=None, settings=()
 ) -> list[str]:
     """Return lines that name the runs of a study without a record, by algorithm.
 

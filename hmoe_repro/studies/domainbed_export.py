@@ -14,13 +14,13 @@ from ..core.errors import HmoeError, Place, check_choice, public
 from ..core.files import ensure_writable, write_atomic
 from ..data.benchmarks import KNOWN
 from ..data.registry import DATASETS
-from ..training.selection import protocol_name
+from ..training.selection import Record, protocol_name
 
 # %% ../../nbs/06_studies/15_domainbed_export.ipynb #def-domain-names
 DOMAINBED_SPLITS = ("in", "out")
 
 
-def _domain_names(record: dict) -> list[str]:
+def _domain_names(record: Record) -> list[str]:
     """Return all domains of a record's data set, in the order of the data set.
 
     If it is not registered here, they are in alphabetical order. `HmoeError` if a checkpoint lacks
@@ -51,7 +51,7 @@ def _domain_names(record: dict) -> list[str]:
 _DOMAINBED_NAMES = {ours: theirs for theirs, ours in SPELLINGS.items()}
 
 
-def domainbed_lines(record: dict, mode: str, dataset: str | None = None) -> list[dict]:
+def domainbed_lines(record: Record, mode: str, dataset: str | None = None) -> list[dict]:
     """Return a dictionary for each checkpoint of a run, as DomainBed writes them.
 
     Args:
@@ -104,7 +104,7 @@ DOMAINBED_DATASETS = {"ColoredMNIST": 3, "RotatedMNIST": 6}  # number of domains
 DOMAINBED_DATASETS |= {name: len(known.domains) for name, known in KNOWN.items()}
 
 
-def _check_name(records: list[dict], dataset: str):
+def _check_name(records: list[Record], dataset: str):
     """`HmoeError` if records do not fit under the name `dataset` of DomainBed."""
     check_choice(dataset, DOMAINBED_DATASETS, "data set of DomainBed")
     own_names = sorted({record["config"]["dataset"] for record in records})
@@ -124,12 +124,12 @@ def _check_name(records: list[dict], dataset: str):
         )
 
 
-def _refuse_alike(records: list[dict]):
+def _refuse_alike(records: list[Record]):
     """`HmoeError` for two runs that DomainBed's scripts could not distinguish.
 
     It names the settings in which they differ. A run of DMG's protocol is refused, too.
     """
-    first_of: dict[tuple, dict] = {}
+    first_of: dict[tuple, Record] = {}
     for record in records:
         config = record["config"]
         if protocol_name(record) == "dmg":
@@ -162,8 +162,8 @@ def _refuse_alike(records: list[dict]):
 _WRITTEN_BY_DOMAINBED = ("results.txt", "results.tex")  # by collect_results.py, into the folder
 
 
-@public(folder=Place)
-def export_domainbed(records: list[dict], folder, dataset: str | None = None) -> list[Path]:
+@public(records=list[dict], folder=Place)
+def export_domainbed(records: list[Record], folder, dataset: str | None = None) -> list[Path]:
     """Write runs as a sweep folder of DomainBed, a sub-folder for each run and inference mode.
 
     Args:

@@ -23,6 +23,7 @@ from typing import IO, BinaryIO, NamedTuple, TypeGuard
 from ..core.errors import HmoeError, Place, plural, public
 from ..core.files import ensure_writable, expanded, plain_file, write_atomic
 from ..data.download import CHUNK, DAMAGE, open_tar
+from ..training.selection import Record
 from hmoe_repro.training.store import (
     RunStore,
     check_files,
@@ -247,7 +248,7 @@ class _Staged(NamedTuple):
 
     folder: Path
     name: str  # in messages
-    record: dict | None  # None: half-done
+    record: Record | None  # None: half-done
 
 
 _Copies = Iterator[tuple[str, Callable[[BinaryIO], object]]]
@@ -333,12 +334,12 @@ def _stage(path: Path, folder: Path, limit: int | None = None) -> list[_Staged]:
     return runs
 
 # %% ../../nbs/06_studies/14_export_import.ipynb #def-unpack
-def _is_complete(record: dict | None) -> TypeGuard[dict]:
+def _is_complete(record: Record | None) -> TypeGuard[Record]:
     """Return whether a record belongs to a complete run. None stands for no record."""
     return record is not None and record["status"] == "complete"
 
 
-def _is_new(run: _Staged, record: dict | None) -> bool:
+def _is_new(run: _Staged, record: Record | None) -> bool:
     """Return whether a run of an archive is added to a store that has `record` of it.
 
     `HmoeError` if the run is complete in both, with different outcomes.

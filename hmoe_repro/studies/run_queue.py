@@ -17,6 +17,7 @@ from .plan import missing_runs
 from .worker import LOCKED
 from ..training.run import failed_record
 from ..training.run_config import RunConfig
+from ..training.selection import Record
 from ..training.store import RunStore, run_lock
 
 # %% ../../nbs/06_studies/11_run_queue.ipynb #def-outcomes
@@ -48,7 +49,7 @@ class Outcomes(dict):
             run_id: outcome.reason for run_id, outcome in self.items() if outcome.status == status
         }
 
-    def records(self) -> list[dict]:
+    def records(self) -> list[Record]:
         """Return the records of the runs that are complete or failed."""
         records = []
         for run_id, outcome in self.items():

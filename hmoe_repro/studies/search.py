@@ -26,7 +26,7 @@ from ..data.registry import DATASETS
 from .filters import run_fields
 from ..training.protocols import parse_evaluate_option
 from ..training.run_config import RunConfig
-from ..training.selection import RULES, select_model
+from ..training.selection import RULES, Record, select_model
 
 # %% ../../nbs/06_studies/06_search.ipynb #def-rank
 def rank(algorithm: str) -> tuple:
@@ -181,7 +181,7 @@ _MAY_VARY = (
 ).split()
 
 
-def _run_table(records: list[dict]) -> pd.DataFrame:
+def _run_table(records: list[Record]) -> pd.DataFrame:
     """Return a row for each run: its configuration in columns and as `fields`, and its `record`.
 
     `held_out` names its test domains. `drawn_for` is its trial seed if hyper-parameters were drawn,
@@ -284,7 +284,7 @@ def _split_by(table: pd.DataFrame, texts: pd.DataFrame):
     return table.groupby(pd.Series(labels, table.index))
 
 
-def split_into_tables(records: list[dict]) -> list[tuple[str, list[dict]]]:
+def split_into_tables(records: list[Record]) -> list[tuple[str, list[Record]]]:
     """Split records into tables, each of runs of one kind with one variant of each algorithm.
 
     Returns:
@@ -306,7 +306,7 @@ def split_into_tables(records: list[dict]) -> list[tuple[str, list[dict]]]:
     return tables
 
 
-def hparams_note(records: list[dict]) -> list[str]:
+def hparams_note(records: list[Record]) -> list[str]:
     """Return a line that names algorithms whose undrawn settings differ between test domains.
 
     Returns:
@@ -379,7 +379,7 @@ def _refuse_empty(notes: list[str], held_out: list[str]):
 
 
 def select_by_rule(
-    records: list[dict], rule: str = "training-domain", n_hparams: int | None = None
+    records: list[Record], rule: str = "training-domain", n_hparams: int | None = None
 ) -> tuple[pd.DataFrame, list[str]]:
     """Select a run and a checkpoint for each algorithm, test domain, trial seed and mode.
 

@@ -13,6 +13,7 @@ import itertools
 import json
 import math
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from importlib import resources
@@ -200,7 +201,7 @@ class Preregistration(Checked):
     outcomes: OutcomeTexts
 
 
-def early_runs(plan: Preregistration, records: list[dict]) -> list[str]:
+def early_runs(plan: Preregistration, records: Sequence[Mapping[str, Any]]) -> list[str]:
     """List the planned runs that were finished before the plan was made.
 
     Args:

@@ -11,8 +11,10 @@ import json
 import os
 import re
 import warnings
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from ..core.errors import HmoeError, check_choice
 from ..core.files import ensure_writable, locked
@@ -43,7 +45,7 @@ def flatten_numbers(tree: dict, prefix: str = "") -> dict[str, float]:
     return numbers
 
 
-def _checkpoint_numbers(checkpoint: dict) -> dict[str, float]:
+def _checkpoint_numbers(checkpoint: Mapping[str, Any]) -> dict[str, float]:
     """Return the losses and accuracies of a checkpoint by their path."""
     accuracies = checkpoint.get("accuracies", {})
     return flatten_numbers({"loss": checkpoint["losses"], "accuracy": accuracies})

@@ -14,7 +14,7 @@ from typing import cast
 
 import torch
 
-from ..algorithms.base import Algorithm
+from ..algorithms.base import Algorithm, DomainAlgorithm
 from ..core.errors import HmoeError
 from ..data.kmeans_baseline import image_statistics, kmeans
 from ..data.precomputed import PrecomputedDataset
@@ -104,7 +104,9 @@ def _contrast(run: TrainedRun) -> torch.Tensor:
     return torch.ones(run.data.input_shape[0], 1, 1)
 
 
-def _count_hits(algorithm, x: torch.Tensor, y: torch.Tensor, batch_size: int) -> int:
+def _count_hits(
+    algorithm: DomainAlgorithm, x: torch.Tensor, y: torch.Tensor, batch_size: int
+) -> int:
     """Count the images x (n, C, H, W) whose largest logit belongs to the label y (n,)."""
     hits = 0
     for part, labels in zip(x.split(batch_size), y.split(batch_size)):
@@ -113,7 +115,7 @@ def _count_hits(algorithm, x: torch.Tensor, y: torch.Tensor, batch_size: int) ->
 
 
 @torch.no_grad()
-def accuracy_with_noise(run: TrainedRun, algorithm, domains, split: str) -> dict:
+def accuracy_with_noise(run: TrainedRun, algorithm: DomainAlgorithm, domains, split: str) -> dict:
     """Measure the accuracy on a few images of a split, with noise of each ring of frequencies.
 
     Args:
@@ -163,7 +165,8 @@ def measure_spectra(run: TrainedRun) -> tuple[dict, dict]:
     """
     batches = run.batches(run.domains, "out", SPECTRUM_IMAGES, SPECTRUM_IMAGES)
     inputs = _inputs_in_parts(batches, run.batch_size)
-    with run.evaluated() as algorithm:
+    with run.evaluated() as model:
+        algorithm = cast("Algorithm", model)
         measured = spectra.feature_spectra(algorithm, algorithm.predict, inputs)
         noise = {
             "std": NOISE,
@@ -180,7 +183,7 @@ REQUESTED = {"spectra": measure_spectra, "clusters": measure_clusters}  # by a r
 _RESERVED_FIELDS = {*RECORD_FIELDS, *REQUESTED, "parts"} - {"discovery"}
 
 
-def declared_measurements(algorithm) -> list[Measurement]:
+def declared_measurements(algorithm: Algorithm) -> list[Measurement]:
     """Return the measurements that an algorithm declares and that apply to it.
 
     Raises:

@@ -10,18 +10,21 @@ __all__ = ['build_dataset', 'build_algorithm', 'with_precomputed', 'check_versio
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load
+from torch import nn
 
 from ..algorithms import get_algorithm
+from ..algorithms.base import Algorithm
 from ..algorithms.from_file import restore_algorithm
 from ..core.devices import resolve_device
 from ..core.errors import HmoeError, check_choice, public
 from ..core.files import write_atomic
 from ..core.seals import is_sealed, metadata_of, sealed
-from ..data.base import Domains
+from ..data.base import DomainDataset, Domains
 from ..data.loader import ImageDataset
 from ..data.precomputed import PrecomputedDataset
 from ..data.registry import kept_data, load_dataset, recorded_dataset
@@ -30,10 +33,11 @@ from ..networks.timm_models import FrozenPart
 from .planning import data_seed
 from .protocols import select_training_domains
 from .run_config import RunConfig
+from .selection import Record
 from .store import RunStore
 
 # %% ../../nbs/05_training/08_model.ipynb #def-build-dataset
-def build_dataset(config: RunConfig, data_dir=None):
+def build_dataset(config: RunConfig, data_dir=None) -> DomainDataset:
     """Load the data set of a configuration, which may be kept with the runs.
 
     No code that the configuration names is executed.
@@ -59,7 +63,9 @@ def build_dataset(config: RunConfig, data_dir=None):
     return data
 
 # %% ../../nbs/05_training/08_model.ipynb #def-build-algorithm
-def build_algorithm(config: RunConfig, data, trust_code: bool = False):
+def build_algorithm(
+    config: RunConfig, data: "DomainDataset | DataShape", trust_code: bool = False
+) -> Algorithm:
     """Build the untrained algorithm of a configuration, on the CPU.
 
     Its weights are drawn from the global generator.
@@ -86,7 +92,7 @@ def build_algorithm(config: RunConfig, data, trust_code: bool = False):
     return algorithm
 
 # %% ../../nbs/05_training/08_model.ipynb #def-with-precomputed
-def with_precomputed(data, algorithm):
+def with_precomputed(data: DomainDataset, algorithm: Algorithm) -> DomainDataset:
     """Return the data set on which an algorithm trains.
 
     It is the data set itself or, if parts of the algorithm are frozen, the rows of features that
@@ -98,7 +104,8 @@ def with_precomputed(data, algorithm):
     parts = [part for part in algorithm.modules() if isinstance(part, FrozenPart)]
     views = algorithm.hparams.get("views", 0)
     if parts and isinstance(data, ImageDataset):
-        return PrecomputedDataset(data, parts, views)
+        precomputed = PrecomputedDataset(data, parts, views)
+        return cast(DomainDataset, precomputed)  # what it lacks comes from the images
     if views:
         raise HmoeError(
             f"{data.name} has no augmentation, of which {views} views could be computed.",
@@ -107,7 +114,7 @@ def with_precomputed(data, algorithm):
     return data
 
 # %% ../../nbs/05_training/08_model.ipynb #def-check-version
-def check_version(config: RunConfig, algorithm):
+def check_version(config: RunConfig, algorithm: Algorithm):
     """Check that a run's algorithm has the same version of its mathematics as this library.
 
     Raises:
@@ -141,7 +148,7 @@ def _origin(path: Path) -> dict[str, str]:
     return {"run": Path(path).parent.name, "mode": Path(path).stem.removeprefix("selected-")}
 
 
-def save_model(path: Path, algorithm, names: dict | None = None, **header: str):
+def save_model(path: Path, algorithm: nn.Module, names: dict | None = None, **header: str):
     """Write the weights of an algorithm as sealed safetensors, atomically.
 
     Args:
@@ -161,7 +168,7 @@ def save_model(path: Path, algorithm, names: dict | None = None, **header: str):
     write_atomic(path, sealed(weights, **entries))
 
 
-def load_weights(path: Path, algorithm, origin: dict | None = None):
+def load_weights(path: Path, algorithm: nn.Module, origin: dict | None = None):
     """Load weights that `save_model` wrote into an algorithm.
 
     Args:
@@ -256,7 +263,9 @@ def read_data_shape(path: Path, config: RunConfig) -> DataShape:
     )
 
 # %% ../../nbs/05_training/08_model.ipynb #def-load-model
-def restore_model(record: dict, mode: str, path: Path, device="cpu", trust_code: bool = False):
+def restore_model(
+    record: Record, mode: str, path: Path, device="cpu", trust_code: bool = False
+) -> tuple[Algorithm, DataShape]:
     """Build the model of a record and load its weights from a file.
 
     Args:
@@ -281,7 +290,7 @@ def restore_model(record: dict, mode: str, path: Path, device="cpu", trust_code:
     return algorithm.to(resolve_device(str(device))).eval(), shape
 
 
-def _mode_of(record: dict, mode: str | None) -> str:
+def _mode_of(record: Record, mode: str | None) -> str:
     """Return `mode` if its weights are kept. The default is 'last', or else the first mode.
 
     Raises:
@@ -298,7 +307,7 @@ def _mode_of(record: dict, mode: str | None) -> str:
     return check_choice(mode or modes[0], modes, f"mode of run {record['run_id']}")
 
 
-def find_run_weights(run_id: str, mode: str | None, store: RunStore) -> tuple[dict, str, Path]:
+def find_run_weights(run_id: str, mode: str | None, store: RunStore) -> tuple[Record, str, Path]:
     """Find the weights of a run in a store.
 
     Args:
@@ -324,7 +333,7 @@ def load_model(
     store: RunStore | None = None,
     device="cpu",
     trust_code: bool = False,
-):
+) -> tuple[Algorithm, Record]:
     """Load the model of a finished run, without its data.
 
     `apps.predict.load` adds the names of classes and experts, to predict for files.

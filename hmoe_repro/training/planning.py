@@ -18,6 +18,7 @@ from ..algorithms.from_file import algorithm_name, source_hash
 from ..algorithms.hparams import draw_hparams, merge_hparams, named_hparams, with_network
 from ..core.errors import HmoeError, Place, blame_setting, check_choice, public
 from ..core.seeds import random_state, restore_random_state
+from ..data.base import DomainDataset
 from ..data.loader import IMAGE_OPTIONS
 from ..data.registry import DATASETS, find_dataset, keep_data, load_dataset
 from ..method.toy import sine_intervals
@@ -66,7 +67,7 @@ def check_options(run: RunOptions):
         )
 
 # %% ../../nbs/05_training/07_planning.ipynb #def-resolved-hparams
-def _prepared_data(run: RunOptions, data_dir):
+def _prepared_data(run: RunOptions, data_dir) -> DomainDataset:
     """Load the data set of a run, in its resolution and with its options for images."""
     data = load_dataset(run.dataset, data_seed(run), data_dir)
     options = {name: value for name, value in run.hparams.items() if name in IMAGE_OPTIONS}
@@ -80,7 +81,7 @@ def _prepared_data(run: RunOptions, data_dir):
     )
 
 
-def _default_network(algorithm: type, data) -> str:
+def _default_network(algorithm: type, data: DomainDataset) -> str:
     """Return the default network of a run: the algorithm's own or the papers'."""
     network = algorithm.HPARAMS["network"]
     if hasattr(data, "options"):  # photographs
@@ -88,7 +89,7 @@ def _default_network(algorithm: type, data) -> str:
     return network.default
 
 
-def _resolved_hparams(run: RunOptions, data) -> dict:
+def _resolved_hparams(run: RunOptions, data: DomainDataset) -> dict:
     """Merge the layers of hyper-parameters: defaults, drawn, network, protocol, user.
 
     A later layer replaces values of an earlier one. The result includes 'network' and 'weights'.
@@ -139,7 +140,7 @@ def _resolved_hparams(run: RunOptions, data) -> dict:
 _CONSTRUCTIBLE = set()  # keys of combinations that could be constructed
 
 
-def _build_once(run: RunOptions, data, hparams: dict):
+def _build_once(run: RunOptions, data: DomainDataset, hparams: dict):
     """Construct the algorithm on the device 'meta', without any numbers, to test its options.
 
     Options that the algorithm refuses are thus found before a run begins. Floats have bounds, and

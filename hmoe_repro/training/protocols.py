@@ -16,10 +16,11 @@ import numpy as np
 import torch
 
 from ..algorithms import domainbed_name
+from ..algorithms.base import DomainAlgorithm
 from ..core.devices import on_device
 from ..core.errors import HmoeError, check_choice, plural
 from ..core.seeds import seed_hash
-from ..data.base import MultiDomainDataset
+from ..data.base import DomainDataset, Domains
 from .run_config import GREEDY, RunOptions
 from .splits import SplitLists, find_splits
 
@@ -48,7 +49,7 @@ def split_indices(size: int, trial_seed: int, domain: int) -> tuple[np.ndarray, 
     return order[held_out:], order[:held_out]
 
 # %% ../../nbs/05_training/03_protocols.ipynb #def-make-splits
-def make_splits(dataset: MultiDomainDataset, trial_seed: int) -> dict[str, dict[str, torch.Tensor]]:
+def make_splits(dataset: DomainDataset, trial_seed: int) -> dict[str, dict[str, torch.Tensor]]:
     """Divide every domain of a data set in two, as DomainBed does.
 
     Returns:
@@ -70,7 +71,7 @@ def make_splits(dataset: MultiDomainDataset, trial_seed: int) -> dict[str, dict[
     return splits
 
 # %% ../../nbs/05_training/03_protocols.ipynb #def-training-domains
-def select_training_domains(dataset: MultiDomainDataset, test_domains) -> list[str]:
+def select_training_domains(dataset: DomainDataset | Domains, test_domains) -> list[str]:
     """Return all domains but the test domains, in the order of the data set.
 
     Raises:
@@ -192,7 +193,7 @@ class Sampler:
 
 # %% ../../nbs/05_training/03_protocols.ipynb #def-make-batch
 def request_batch(
-    dataset: MultiDomainDataset,
+    dataset: DomainDataset,
     domains: list[str],
     indices: list[torch.Tensor],
     device="cpu",
@@ -234,7 +235,7 @@ def request_batch(
 
 
 def make_batch(
-    dataset: MultiDomainDataset, domains: list[str], indices: list[torch.Tensor], device="cpu"
+    dataset: DomainDataset, domains: list[str], indices: list[torch.Tensor], device="cpu"
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Load the minibatches [(x, y), ...] of some domains, in their order, never augmented.
 
@@ -315,8 +316,8 @@ EVALUATION_BATCH = 64
 
 @torch.no_grad()
 def evaluate(
-    algorithm,
-    dataset: MultiDomainDataset,
+    algorithm: DomainAlgorithm,
+    dataset: DomainDataset,
     domain: str,
     indices: torch.Tensor,
     device="cpu",
@@ -343,8 +344,9 @@ def evaluate(
     algorithm.eval()
     modes = algorithm.modes
     domain_argument = {}
-    if known_domain is not None and getattr(algorithm, "domain_modes", ()):
-        modes = (*modes, *algorithm.domain_modes)
+    domain_modes = getattr(algorithm, "domain_modes", ())
+    if known_domain is not None and domain_modes:
+        modes = (*modes, *domain_modes)
         domain_argument = {"domain": known_domain}
     labels = dataset.labels[domain_index]
     parts = on_device(indices, labels.device).split(EVALUATION_BATCH)
@@ -405,11 +407,11 @@ class DomainBedProtocol:
                     setting=name,
                 )
 
-    def splits(self, data) -> dict[str, dict[str, torch.Tensor]]:
+    def splits(self, data: DomainDataset) -> dict[str, dict[str, torch.Tensor]]:
         """Divide the data: domain -> {'in', 'out'} -> indices of the images of the domain."""
         return make_splits(data, self.run.trial_seed)
 
-    def length(self, data, batch_size: int, frequency: int) -> tuple[int, int]:
+    def length(self, data: DomainDataset, batch_size: int, frequency: int) -> tuple[int, int]:
         """Return the number of updates, and the number of updates between checkpoints.
 
         Args:
@@ -461,7 +463,7 @@ class DomainBedProtocol:
                 pairs.append((domain, "out"))
         return pairs
 
-    def modes(self, algorithm) -> tuple[tuple[str, ...], str | None]:
+    def modes(self, algorithm: DomainAlgorithm) -> tuple[tuple[str, ...], str | None]:
         """Return the inference modes, and the mode that selects for all of them.
 
         None as the second means that each mode selects its own checkpoint.
@@ -541,7 +543,7 @@ def _source_parts(
 
 
 def dmg_splits(
-    data, trial_seed: int, test_domains, lists: SplitLists | None = None
+    data: DomainDataset, trial_seed: int, test_domains, lists: SplitLists | None = None
 ) -> dict[str, dict[str, torch.Tensor]]:
     """Divide a data set by DMG's protocol.
 
@@ -668,7 +670,7 @@ class DMGProtocol(DomainBedProtocol):
                 setting="epochs",
             )
 
-    def splits(self, data) -> dict[str, dict[str, torch.Tensor]]:
+    def splits(self, data: DomainDataset) -> dict[str, dict[str, torch.Tensor]]:
         """Divide the data as `dmg_splits` does, by the lists of the run if it has any."""
         lists = find_splits(self.run.splits, data) if self.run.splits else None
         return dmg_splits(data, self.run.trial_seed, self.run.test_domains, lists)
@@ -681,7 +683,7 @@ class DMGProtocol(DomainBedProtocol):
                 images += len(parts["in"])
         return epoch_length(images, batch_size)
 
-    def length(self, data, batch_size: int, frequency: int) -> tuple[int, int]:
+    def length(self, data: DomainDataset, batch_size: int, frequency: int) -> tuple[int, int]:
         """Return the number of updates, and of updates between checkpoints (default: an epoch).
 
         Args:
@@ -733,7 +735,7 @@ class DMGProtocol(DomainBedProtocol):
                 pairs.append((domain, "test"))
         return pairs
 
-    def modes(self, algorithm) -> tuple[tuple[str, ...], str | None]:
+    def modes(self, algorithm: DomainAlgorithm) -> tuple[tuple[str, ...], str | None]:
         """Return the inference modes, and the mode that selects for all of them.
 
         The modes include those of a known domain. Greedy masks select if the algorithm has them.

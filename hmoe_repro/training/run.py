@@ -11,11 +11,11 @@ import re
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path, PureWindowsPath
-from typing import TypeGuard
+from typing import Any, TypeGuard, cast
 
 from ..algorithms.from_file import explain_error, restore_algorithm
 from ..core.config import CONFIG
@@ -33,7 +33,7 @@ from .loggers import make_notifier
 from .measurements import check_measure, declared_measurements, measure_run
 from .model import build_dataset, check_version, save_model, selected_path
 from .run_config import TOY, RunConfig
-from .selection import in_domain_accuracy, training_domain_validation
+from .selection import Record, in_domain_accuracy, training_domain_validation
 from .store import RECORD_VERSION, RunStore, run_lock
 from .trainer import Trainer
 
@@ -320,7 +320,7 @@ def _train_toy(session: _Session) -> dict:
     }
 
 # %% ../../nbs/05_training/12_run.ipynb #def-record
-def _record(config: RunConfig, status: str, reason: str | None, measured: dict, device) -> dict:
+def _record(config: RunConfig, status: str, reason: str | None, measured: dict, device) -> Record:
     """Return the record of a run that ended now on this machine.
 
     Args:
@@ -335,7 +335,7 @@ def _record(config: RunConfig, status: str, reason: str | None, measured: dict, 
     circumstances = dict(environment(device))
     circumstances["determinism"] = determinism_in_use(device)
     circumstances |= _resumed_from(parts)
-    return {
+    record = {
         "run_id": config.run_id,
         "record_version": RECORD_VERSION,
         "status": status,
@@ -347,6 +347,7 @@ def _record(config: RunConfig, status: str, reason: str | None, measured: dict, 
         "environment": circumstances,
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+    return cast(Record, record)
 
 # %% ../../nbs/05_training/12_run.ipynb #def-without-paths
 _QUOTED = r"""(?P<quote>['"])(?:/|[A-Za-z]:\\)[^'"\n]*(?P=quote)"""
@@ -401,7 +402,7 @@ def _measured_so_far(folder: Path, run_id: str) -> dict:
 
 def failed_record(
     config: RunConfig, folder: Path, reason: str, device: Device = "cpu", data_dir=None
-) -> dict:
+) -> Record:
     """Return the record of a run that ended without a result, with its checkpoints so far.
 
     Args:
@@ -422,7 +423,7 @@ def failed_record(
     return _record(config, "failed", public_reason, measured, device)
 
 # %% ../../nbs/05_training/12_run.ipynb #def-run
-def _attempt(session: _Session) -> dict:
+def _attempt(session: _Session) -> Record:
     """Return the record of a run, complete or failed.
 
     Raises:
@@ -455,7 +456,7 @@ def run(
     on_event=None,
     resume_anyway: bool = False,
     trust_code: bool = False,
-) -> dict | None:
+) -> Record | None:
     """Train the run of a configuration, or resume it, and return its record.
 
     Args:
@@ -505,12 +506,12 @@ def run(
             resume_anyway=resume_anyway or CONFIG.resume_anyway,
             trust_code=trust_code,
         )
-        record = {"status": "interrupted"}
+        ended: Mapping[str, Any] = {"status": "interrupted"}
         try:
-            record = _attempt(session)
-            record = store.write(record, lock_held=True)
+            ended = record = _attempt(session)
+            ended = record = store.write(record, lock_held=True)
         finally:
-            session.notify("done", record)
+            session.notify("done", ended)
         if record["status"] == "complete":
             _state_path(folder).unlink(missing_ok=True)
             (folder / "error.txt").unlink(missing_ok=True)

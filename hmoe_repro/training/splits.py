@@ -18,6 +18,8 @@ import torch
 from ..core.config import CONFIG
 from ..core.errors import HmoeError
 from ..core.files import resolved
+from ..data.base import DomainDataset
+from ..data.image_folder import ImageTree
 
 # %% ../../nbs/05_training/02_splits.ipynb #def-list-files
 LIST_PARTS = ("train", "val", "test")
@@ -104,7 +106,7 @@ class SplitLists(NamedTuple):
     unlisted: int  # images that are in no list
 
 # %% ../../nbs/05_training/02_splits.ipynb #def-domain-lists
-def _refuse_images(lines: pd.DataFrame, data):
+def _refuse_images(lines: pd.DataFrame, data: DomainDataset):
     """Refuse lists that name an image that does not exist, or one image twice.
 
     Raises:
@@ -147,7 +149,7 @@ def _without_unions(lines: pd.DataFrame) -> pd.DataFrame:
     return lines
 
 
-def _require_train_lists(files: dict[tuple[str, str], Path], data):
+def _require_train_lists(files: dict[tuple[str, str], Path], data: DomainDataset):
     """Refuse lists that lack the training images of a domain of the data set.
 
     Raises:
@@ -163,16 +165,16 @@ def _require_train_lists(files: dict[tuple[str, str], Path], data):
             )
 
 
-def _image_positions(data) -> pd.DataFrame:
+def _image_positions(domain_names: list[str], tree: ImageTree) -> pd.DataFrame:
     """Return one row for each image: its domain, its name and its position in the domain."""
     rows = []
-    for domain, names in zip(data.domain_names, data.tree.files):
+    for domain, names in zip(domain_names, tree.files):
         for position, image in enumerate(names):
             rows.append((domain, image, position))
     return pd.DataFrame(rows, columns=["domain", "image", "position"])
 
 
-def read_split_lists(folder, data) -> SplitLists:
+def read_split_lists(folder, data: DomainDataset) -> SplitLists:
     """Read the lists in a folder and check them against the images of a data set.
 
     Args:
@@ -183,7 +185,8 @@ def read_split_lists(folder, data) -> SplitLists:
         HmoeError: for data that are not files, a domain without a `train` list, and an image that
             does not exist or is in two lists.
     """
-    if not hasattr(data, "tree"):
+    tree = getattr(data, "tree", None)
+    if tree is None:
         raise HmoeError(
             f"{data.name} is made of tensors, so its images have no names that a list could give.",
             fix="leave --splits out. The split then follows the trial seed.",
@@ -201,13 +204,13 @@ def read_split_lists(folder, data) -> SplitLists:
         rows += [(domain, part, file.name, image) for image, _ in entries]
     lines = pd.DataFrame(rows, columns=["domain", "part", "file", "image"])
     lines = lines.sort_values("part", key=lambda part: part.map(LIST_PARTS.index), kind="stable")
-    lines = lines.merge(_image_positions(data), "left", ["domain", "image"])
+    lines = lines.merge(_image_positions(data.domain_names, tree), "left", ["domain", "image"])
     _refuse_images(lines, data)
     lines = _without_unions(lines)
     parts = {domain: {} for domain in data.domain_names}
     for (domain, part), subset in lines.groupby(["domain", "part"], sort=False):
-        parts[domain][part] = torch.tensor(subset.position.astype(int).tolist())
-    unlisted = len(data.tree) - len(lines)
+        parts[str(domain)][str(part)] = torch.tensor(subset.position.astype(int).tolist())
+    unlisted = len(tree) - len(lines)
     return SplitLists(digest.hexdigest()[:12], parts, unlisted)
 
 # %% ../../nbs/05_training/02_splits.ipynb #def-own-splits
@@ -216,7 +219,7 @@ _SPLIT_LISTS: dict[
 ] = {}  # by the data, and path, size and last change of the files
 
 
-def cached_split_lists(folder, data) -> SplitLists:
+def cached_split_lists(folder, data: DomainDataset) -> SplitLists:
     """Return `read_split_lists`, read once as long as data and files stay the same.
 
     Raises:
@@ -248,7 +251,7 @@ def register_splits(folder) -> Path:
     return path
 
 
-def find_splits(digest: str, data) -> SplitLists:
+def find_splits(digest: str, data: DomainDataset) -> SplitLists:
     """Find the lists with a given hash in the registered folders.
 
     Raises:

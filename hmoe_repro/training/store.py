@@ -16,8 +16,9 @@ import json
 import re
 import shutil
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -33,7 +34,7 @@ from hmoe_repro.core.files import (
 )
 from ..core.seals import foreign_file, seal_fault, sealed
 from .run_config import Count, RunConfig
-from .selection import differing_selection
+from .selection import Record, differing_selection
 
 # %% ../../nbs/05_training/06_store.ipynb #record-version
 RECORD_VERSION = 2
@@ -70,7 +71,7 @@ class _Record(BaseModel):
 RECORD_FIELDS = {*_Record.model_fields, "sha256"}  # names that a measurement cannot have
 
 
-def check_record(record, label: str, run_id: str | None = None) -> dict:
+def check_record(record, label: str, run_id: str | None = None) -> Record:
     """Return a record if it is whole, of this version, and consistent.
 
     Its name must be the hash of its configuration, and its selection must follow from its
@@ -97,6 +98,7 @@ def check_record(record, label: str, run_id: str | None = None) -> dict:
         fields = [".".join(map(str, problem["loc"])) for problem in error.errors()]
         wrong = ", ".join(dict.fromkeys(fields))
         raise refused(f"is not a whole run record (missing or wrong: {wrong})") from None
+    record = cast(Record, record)
     version = record["record_version"]
     if version != RECORD_VERSION:
         raise refused(f"has record version {version}, this library reads {RECORD_VERSION}")
@@ -122,12 +124,12 @@ _DIGEST_ENTRY = '"sha256": "'  # what precedes the digest
 _DIGEST_ZEROS = "0" * 64  # what stands in the place of the digest while it is computed
 
 
-def sealed_record(record: dict) -> str:
+def sealed_record(record: Mapping[str, Any]) -> str:
     """Return the text of a record's file: JSON that ends with its own SHA-256.
 
     The digest is computed while zeros stand in its place.
     """
-    text = to_json(record | {"sha256": _DIGEST_ZEROS}, indent=1)
+    text = to_json({**record, "sha256": _DIGEST_ZEROS}, indent=1)
     before, after = text.rsplit(_DIGEST_ZEROS, 1)
     return before + hashlib.sha256(text.encode("ascii")).hexdigest() + after
 
@@ -156,7 +158,7 @@ def unsealed_record(content: bytes) -> tuple[Any, bool | None]:
     return record, position >= 0 and content[start:end] == digest.encode()
 
 
-def read_record(path: Path, label: str = "") -> dict:
+def read_record(path: Path, label: str = "") -> Record:
     """Read the record in the folder of its run.
 
     Args:
@@ -189,7 +191,7 @@ def read_record(path: Path, label: str = "") -> dict:
 CIRCUMSTANCES = ("environment", "wall_time_s", "finished", "resumed")
 
 
-def outcome(record: dict) -> dict:
+def outcome(record: Mapping[str, Any]) -> dict:
     """Return a record without its `CIRCUMSTANCES`, the part that a repeated run must reproduce.
 
     >>> outcome({"run_id": "0123456789ab", "wall_time_s": 3.5, "resumed": False})
@@ -228,7 +230,7 @@ class RunSummary(NamedTuple):
     accuracies: dict[str, float]  # mode -> test accuracy of the selected checkpoint
 
 
-def summary_of(record: dict) -> RunSummary:
+def summary_of(record: Record) -> RunSummary:
     """Return the summary of a record. Analysis and pages read records in `analysis.results`."""
     return RunSummary(
         run_id=record["run_id"],
@@ -285,7 +287,7 @@ class RunStore:
         """Return the file of a run's record, whether or not it exists."""
         return self.path(run_id) / "record.json"
 
-    def read(self, run_id: str) -> dict | None:
+    def read(self, run_id: str) -> Record | None:
         """Return the record of a run, or None if it has none yet.
 
         Raises:
@@ -294,7 +296,7 @@ class RunStore:
         path = self.record_path(run_id)
         return read_record(path) if path.exists() else None
 
-    def read_or_warn(self, run_id: str) -> dict | None:
+    def read_or_warn(self, run_id: str) -> Record | None:
         """Return the record of a run. If it is damaged, warn and return None."""
         try:
             return self.read(run_id)
@@ -302,7 +304,7 @@ class RunStore:
             warnings.warn(str(error), stacklevel=2)
             return None
 
-    def write(self, record: dict, lock_held: bool = False) -> dict:
+    def write(self, record: Record, lock_held: bool = False) -> Record:
         """Write a record, unless a complete one exists.
 
         Args:
@@ -327,7 +329,7 @@ class RunStore:
             write_atomic(folder / "record.json", sealed_record(record))
         return record
 
-    def scan(self) -> tuple[list[dict], list[str]]:
+    def scan(self) -> tuple[list[Record], list[str]]:
         """Read all records.
 
         Returns:
@@ -343,7 +345,7 @@ class RunStore:
         return records, damaged
 
     @public
-    def find(self, prefix: str) -> dict:
+    def find(self, prefix: str) -> Record:
         """Return the record of the run whose id starts with `prefix`.
 
         Raises:
@@ -429,7 +431,7 @@ def check_study_name(name: str) -> str:
     )
 
 
-def _sort_key(record: dict) -> tuple:
+def _sort_key(record: Record) -> tuple:
     """Return the key by which the lines of a published study are sorted."""
     config = record["config"]
     return (
@@ -459,7 +461,7 @@ def _digests(folder: Path) -> dict[str, str]:
     return digests
 
 
-def write_study(path: Path, records: list[dict], digest: bool = False):
+def write_study(path: Path, records: list[Record], digest: bool = False):
     """Write records as sorted JSON lines, atomically.
 
     Args:
@@ -538,7 +540,9 @@ def verify_listed(path: Path):
         _verify(path, digests)
 
 # %% ../../nbs/05_training/06_store.ipynb #def-what-is-published
-def _ended_runs(study: str, run_ids: list[str], store: RunStore, allow_failed: bool) -> list[dict]:
+def _ended_runs(
+    study: str, run_ids: list[str], store: RunStore, allow_failed: bool
+) -> list[Record]:
     """Return the records of a study.
 
     Raises:

@@ -12,14 +12,16 @@ from typing import NamedTuple
 
 import torch
 
-from ..algorithms.base import as_floats
+from ..algorithms.base import Algorithm, DomainAlgorithm, as_floats
+from ..algorithms.hmoe import CodedAlgorithm, has_codes
 from ..core.errors import HmoeError
 from ..core.seeds import random_state, restore_random_state, seed_everything
+from ..data.base import DomainDataset
 from ..method.clustering import code_statistics, in_plane
 from . import protocols
 from .model import build_algorithm, with_precomputed
 from .run_config import RunConfig
-from .selection import validation_accuracy
+from .selection import Accuracies, Checkpoint, validation_accuracy
 
 # %% ../../nbs/05_training/09_trainer.ipynb #def-loss-sums
 class LossSums:
@@ -69,7 +71,11 @@ class Batches:
     """
 
     def __init__(
-        self, data, domains: list[str], sampler: protocols.Sampler | protocols.EpochSampler, device
+        self,
+        data: DomainDataset,
+        domains: list[str],
+        sampler: protocols.Sampler | protocols.EpochSampler,
+        device,
     ):
         self.data = data
         self.domains = domains
@@ -115,7 +121,7 @@ class Evaluation:
         device: device of the algorithm.
     """
 
-    def __init__(self, config: RunConfig, data, device):
+    def __init__(self, config: RunConfig, data: DomainDataset, device):
         self.config = config
         self.data = data
         self.device = device
@@ -143,7 +149,9 @@ class Evaluation:
         position = self.data.domain_index(domain)
         return protocols.validation_seeds(count, self.config.trial_seed, position, step)
 
-    def accuracy(self, algorithm, domain: str, split: str, seeds=None) -> dict[str, float]:
+    def accuracy(
+        self, algorithm: DomainAlgorithm, domain: str, split: str, seeds=None
+    ) -> dict[str, float]:
         """Measure the accuracy of each mode on a part of a domain.
 
         Args:
@@ -162,7 +170,7 @@ class Evaluation:
             known_domain=self.domains.index(domain) if domain in self.domains else None,
         )
 
-    def validate(self, algorithm, step: int) -> dict[str, dict[str, dict[str, float]]]:
+    def validate(self, algorithm: DomainAlgorithm, step: int) -> Accuracies:
         """Measure the accuracies on the validation parts at the checkpoint after update `step`.
 
         Returns:
@@ -175,7 +183,7 @@ class Evaluation:
         return accuracies
 
     @torch.no_grad()
-    def codes(self, algorithm) -> dict:
+    def codes(self, algorithm: CodedAlgorithm) -> dict:
         """Describe the codes of at most `MAX_CODE_IMAGES` validation images.
 
         Args:
@@ -207,6 +215,13 @@ class Evaluation:
             statistics["plane"] = in_plane(codes, embeddings) | {"images": images}
         return statistics
 
+# %% ../../nbs/05_training/09_trainer.ipynb #def-call-if-defined
+def _call_if_defined(algorithm: Algorithm, name: str, argument):
+    """Call the method `name` of an algorithm with `argument`, if the algorithm has this method."""
+    method = getattr(algorithm, name, None)
+    if method is not None:
+        method(argument)
+
 # %% ../../nbs/05_training/09_trainer.ipynb #def-trainer
 class Trainer:
     """Run in progress on one device.
@@ -219,7 +234,7 @@ class Trainer:
         device: device on which it is trained.
     """
 
-    def __init__(self, config: RunConfig, data, device):
+    def __init__(self, config: RunConfig, data: DomainDataset, device):
         self.config = config
         self.device = device
         positions = [data.domain_index(domain) for domain in config.test_domains]
@@ -239,7 +254,7 @@ class Trainer:
             self.algorithm.hparams, self.domains, inside, config.trial_seed
         )
         self.step = 0  # number of updates so far
-        self.checkpoints = []
+        self.checkpoints: list[Checkpoint] = []
         self.losses = LossSums()
         self.best = {}  # mode -> the highest validation accuracy so far
 
@@ -259,8 +274,8 @@ class Trainer:
         self.losses.add(losses, self.step)
         self.step += 1
         epoch = getattr(self.sampler, "updates_per_epoch", None)
-        if epoch and self.step % epoch == 0 and hasattr(self.algorithm, "on_epoch"):
-            self.algorithm.on_epoch(self.step // epoch)
+        if epoch and self.step % epoch == 0:
+            _call_if_defined(self.algorithm, "on_epoch", self.step // epoch)
 
     def is_due(self) -> bool:
         """Return whether there is a checkpoint after the update that was just done."""
@@ -270,21 +285,21 @@ class Trainer:
         """Add a checkpoint, and return the modes whose validation accuracy improved."""
         step = self.step - 1
         algorithm = self.algorithm
-        if hasattr(algorithm, "on_checkpoint"):
-            algorithm.on_checkpoint(map(self.evaluation.validation_batches, self.domains))
+        validation = map(self.evaluation.validation_batches, self.domains)
+        _call_if_defined(algorithm, "on_checkpoint", validation)
         accuracies = self.evaluation.validate(algorithm, step)
         improved = self._note_best(accuracies)
         is_last = self.step == self.config.steps
         for domain, split in self.protocol.parts(self.splits, bool(improved), is_last):
             measured = self.evaluation.accuracy(algorithm, domain, split)
             accuracies.setdefault(domain, {})[split] = measured
-        checkpoint = {"step": step, "losses": self.losses.take(), "accuracies": accuracies}
-        if hasattr(algorithm, "codes"):
+        checkpoint = Checkpoint(step=step, losses=self.losses.take(), accuracies=accuracies)
+        if has_codes(algorithm):
             checkpoint["codes"] = self.evaluation.codes(algorithm)
         self.checkpoints.append(checkpoint)
         return improved
 
-    def _note_best(self, accuracies: dict) -> list[str]:
+    def _note_best(self, accuracies: Accuracies) -> list[str]:
         """Update `best`, and return the modes whose validation accuracy is the best so far."""
         improved = []
         for mode in self.modes:
