@@ -109,7 +109,7 @@ for _panel, _names in GROUPS.items():
         else:
             _add_command(app, _name, COMMANDS[_name], _panel)
 
-
+# %% ../../nbs/11_cli/08_app.ipynb #def-shared-options
 def _show_version(requested: bool):
     """Print the version and exit if `--version` is set."""
     if requested:
