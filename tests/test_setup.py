@@ -17,7 +17,17 @@ from packages import PROJECT, normal, pins, requirements
 from packaging.requirements import Requirement
 
 PYTHONS = ("3.11.9", "3.13.1")
-TARGETS = ("reproduce", "test", "test-slow", "check", "figures", "notebooks", "book", "clean")
+TARGETS = (
+    "reproduce",
+    "test",
+    "test-slow",
+    "check",
+    "figures",
+    "notebooks",
+    "book",
+    "archive",
+    "clean",
+)
 
 
 def pinned(python):

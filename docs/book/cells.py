@@ -13,6 +13,7 @@ from hmoe_repro.report.render import PICTURES, files_of
 
 ANCHOR = re.compile(r'<a id="([\w-]+)"></a>\n?')
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]`]|`[^`]*`)*)\]\(([^():\s]+)\)")
+BADGE = re.compile(r"\[!\[([^\]]*)\]\([^)]*\)\]")
 FENCE = re.compile(r"(^```.*?^```[ \t]*$)", re.M | re.S)
 KERNEL = {"kernelspec": {"display_name": "python3", "language": "python", "name": "python3"}}
 
@@ -66,7 +67,8 @@ def titled(page: str, text: str, module: str) -> str:
         run = f"hmoe figures {Path(page).stem} --profile {page.split('/')[1]}"
     line = note("runline", f"{source}run it here: `.venv/bin/{run}` ([install](/docs/install.md))")
     head = re.match(r"# [^\n]*\n(?:\n*>[^\n]*(?:\n|$))*", text)
-    return text[: head.end()] + line + text[head.end() :]
+    rest = BADGE.sub(r"[\1]", text[head.end() :])  # a link in words: the book loads no picture
+    return text[: head.end()] + line + rest
 
 
 def computed_by(text: str) -> str:

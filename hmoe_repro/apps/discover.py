@@ -50,6 +50,7 @@ from hmoe_repro.apps.own_images import (
     split_pool,
 )
 from .predict import TrainedModel, load, predictions_csv
+from ..core.config import CONFIG
 from ..core.devices import resolve_device
 from ..core.environment import environment
 from ..core.errors import Device, HmoeError, Place, check_choice, plural, public
@@ -390,14 +391,15 @@ def _train_beside(images, data, configs: list[RunConfig], store: RunStore, devic
     Returns:
         Fields of `Findings`, and `codes` (N,), the `names` of experts and `confidence` (N,).
     """
-    print(f"training HMOE {plural(len(configs), 'time')} ...", file=sys.stderr, flush=True)
+    if not CONFIG.quiet:
+        print(f"training HMOE {plural(len(configs), 'time')} ...", file=sys.stderr, flush=True)
     outcomes = sweep(configs, store=store, device=device, jobs=0)
     outcomes.refuse_incomplete()
     ranked = sorted(
         zip(configs, outcomes.records()), key=lambda run: _discovery(run[1])["gate_entropy"]
     )
     config, _ = ranked[0]
-    with Progress() as show:
+    with Progress(quiet=CONFIG.quiet) as show:
         model, probability, codes, gate = apply_hmoe(
             config, data, store, resolve_device(device), show
         )
@@ -423,7 +425,7 @@ def _train_beside(images, data, configs: list[RunConfig], store: RunStore, devic
 # %% ../../nbs/09_apps/04_discover.ipynb #def-discover-folder
 def _of_colour(data, groups: int) -> "pd.Categorical[str]":
     """Group all images by k-means on colour and contrast."""
-    with Progress() as show:
+    with Progress(quiet=CONFIG.quiet) as show:
         pixels = all_inputs(data, "cpu", show, "colour and contrast")
         statistics = np.concatenate([image_statistics(x) for x in pixels])
     codes = kmeans(statistics, groups) if groups > 1 else np.zeros(len(statistics), int)
@@ -519,7 +521,7 @@ def discover(
     groupings = {}
     if "features" in possible:
         wanted = experts if method == "features" else None
-        with Progress() as show:
+        with Progress(quiet=CONFIG.quiet) as show:
             by_features = _group_by_features(config, data, wanted, show)
         groupings["features"] = by_features
         experts = experts or len(by_features["centres"])

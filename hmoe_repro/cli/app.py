@@ -11,6 +11,8 @@ import inspect
 import os
 import sys
 import textwrap
+import time
+import traceback
 import warnings
 from typing import Annotated
 
@@ -107,7 +109,7 @@ for _panel, _names in GROUPS.items():
         else:
             _add_command(app, _name, COMMANDS[_name], _panel)
 
-
+# %% ../../nbs/11_cli/08_app.ipynb #def-shared-options
 def _show_version(requested: bool):
     """Print the version and exit if `--version` is set."""
     if requested:
@@ -121,8 +123,24 @@ def _shared_options(
         bool,
         option("Show the version and exit.", "--version", is_eager=True, callback=_show_version),
     ] = False,
+    quiet: Annotated[
+        bool, option("Print warnings, errors and the result only.", "--quiet", "-q")
+    ] = False,
+    verbose: Annotated[
+        bool,
+        option("Also print each checkpoint, the time taken, and tracebacks.", "--verbose", "-v"),
+    ] = False,
 ):
-    """Declare the options of `hmoe` itself, which precede a command."""
+    """Apply the options of `hmoe` itself, which precede a command."""
+    if quiet and verbose:
+        cause = "--quiet and --verbose contradict each other."
+        raise HmoeError(cause, fix="leave one of them out.")
+    if quiet:
+        CONFIG.output = "quiet"
+    elif verbose:
+        CONFIG.output = "verbose"
+    else:
+        CONFIG.output = "normal"
 
 
 name_values(_shared_options)
@@ -180,8 +198,17 @@ def _usage_message(error) -> str:
     if type(error).__name__ == "NoArgsIsHelpError":
         print(error.format_message())
         return ""
-    message = f"{error.format_message().rstrip('.')}. Fix: {_HELP_FIX}"
+    fix = _HELP_FIX
+    if getattr(error, "option_name", "") in ("--quiet", "-q", "--verbose", "-v"):
+        fix = f"{error.option_name} precedes the command: `hmoe {error.option_name} COMMAND`."
+    message = f"{error.format_message().rstrip('.')}. Fix: {fix}"
     return message.replace("?.", "?")
+
+
+def _trace():
+    """Print the traceback of the error that is being handled, if the output is verbose."""
+    if CONFIG.verbose:
+        traceback.print_exc()
 
 
 def _run_command() -> int:
@@ -199,12 +226,14 @@ def _run_command() -> int:
     except HmoeError as error:
         status = 1
         message = str(error)
+        _trace()
     except BrokenPipeError:
         _close_output()
         status = 1
     except OSError as error:
         status = 1
         message = str(system_error(error))
+        _trace()
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
@@ -219,10 +248,13 @@ def _run_command() -> int:
 
 def main():
     """Run the command `hmoe`, with warnings as notes of one line, and exit."""
+    started = time.monotonic()
     _prepare_output()
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         status = _run_command()
+    if CONFIG.verbose:
+        print(f"hmoe: {time.monotonic() - started:.1f} s", file=sys.stderr)
     sys.exit(status)
 
 # %% ../../nbs/11_cli/08_app.ipynb #run-module

@@ -16,7 +16,10 @@ from hmoe_repro.cli.options import (
     option,
     print_frame,
     print_written,
+    say,
+    say_frame,
 )
+from ..core.config import CONFIG
 from ..core.errors import HmoeError, check_choice, printable
 
 # %% ../../nbs/11_cli/05_data.ipynb #def-list
@@ -60,12 +63,12 @@ def data_verify_command(
     name = verify.data_with_files(name)
     if name == verify.MNIST:
         return print("\n".join(verify_mnist(data_dir)))
-    with Progress() as progress:
+    with Progress(quiet=CONFIG.quiet) as progress:
         show_progress = partial(progress, f"reading the images of {name}", unit="images")
         report = verify.verify_dataset(name, data_dir, workers, show_progress)
-    print_frame(f"{name}: images of each class and domain", verify.with_totals(report.counts))
+    say_frame(f"{name}: images of each class and domain", verify.with_totals(report.counts))
     findings = [printable(finding) for finding in verify.findings(report)]
-    print("\n".join([*findings, *verify.terms(name)]))
+    say(*findings, *verify.terms(name))
     verify.refuse_damaged(report)
     print(f"{name}: every image can be read")
     return None
@@ -98,19 +101,19 @@ def data_download_command(
     name = data_with_files(name)
     archives = archive or []
     if name == MNIST:
-        print("\n".join(download_mnist(data_dir)))
+        say(*download_mnist(data_dir))
         return print_written(files.data_dir())
     check_choice(name, KNOWN, "data set to download")
     if sha256 and len(sha256) != len(archives):
         cause = f"{len(sha256)} checksums for {len(archives)} archives."
         raise HmoeError(cause, fix="give one --sha256 for each --archive, in the same order.")
-    print("\n".join(terms(name)))
-    with Progress() as progress:
+    say(*terms(name))
+    with Progress(quiet=CONFIG.quiet) as progress:
         if archives:
             lines = prepare_given(name, archives, sha256, data_dir, progress)
         else:
             lines = download_dataset(name, data_dir, on_progress=progress)
-    print("\n".join(lines))
-    print(f"next: `hmoe data verify {name}` opens every image")
+    say(*lines)
+    say(f"next: `hmoe data verify {name}` opens every image")
     print_written(files.data_dir() / KNOWN[name].folder)
     return None

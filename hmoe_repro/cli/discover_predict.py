@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Annotated
 
 from . import options
-from .options import argument, option, path_from_here, print_frame, print_written
+from .options import argument, option, path_from_here, print_written, say, say_frame
+from ..core.config import CONFIG
 from ..core.errors import plural, printable
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-write-findings
@@ -40,12 +41,12 @@ def _write_findings(findings, folder, output: str) -> str:
     write_atomic(Path(output), app.report_html(findings, folder))
     table_file = os.path.join(os.path.dirname(output), "groups.csv")
     write_atomic(Path(table_file), app.groups_csv(findings))
-    print(app.findings_verdict(app.summarise_findings(findings)))
+    say(app.findings_verdict(app.summarise_findings(findings)))
     for note in findings.notes:
         if "cannot be read" not in note:  # these files are listed below
             print(f"note: {printable(note)}", file=sys.stderr)
-    print_frame(findings.title, text_table(app.group_table(findings)))
-    print(f"{os.path.basename(output)}: the page; groups.csv: the group of each image")
+    say_frame(findings.title, text_table(app.group_table(findings)))
+    say(f"{os.path.basename(output)}: the page; groups.csv: the group of each image")
     _print_skipped(findings.unreadable)
     return table_file
 
@@ -128,7 +129,8 @@ def discover_command(
         hmoe discover path/to/my_images
         hmoe discover path/to/my_images --names art,photo --sort-into by_group
     """
-    print(f"reading {folder} ...", file=sys.stderr, flush=True)
+    if not CONFIG.quiet:
+        print(f"reading {folder} ...", file=sys.stderr, flush=True)
     from hmoe_repro.apps import discover as app
     from hmoe_repro.apps import own_images
 
@@ -187,7 +189,7 @@ def predict_command(
     from hmoe_repro.core.progress import Progress
 
     trained = load(model, weights, None, str(resolve_device(device)), trust_code)
-    with Progress() as progress:
+    with Progress(quiet=CONFIG.quiet) as progress:
         table, skipped = predict_folder(trained, folder, mode, skip_unreadable, progress)
     write_atomic(Path(output), predictions_csv(table))
     _print_skipped(skipped)
@@ -229,6 +231,6 @@ def export_command(
     trained = load(run, weights, trust_code=trust_code)
     path, difference = export_model(trained, output, format, mode, as_bytes)
     size = f"{path.stat().st_size / 1e6:.1f} MB"
-    print(f"{path}: {size}, differs from the library by at most {difference:.0e}")
-    print("with config.json and README.md, the model card: the folder can be uploaded")
+    say(f"{path}: {size}, differs from the library by at most {difference:.0e}")
+    say("with config.json and README.md, the model card: the folder can be uploaded")
     print_written(path.parent)

@@ -6,7 +6,7 @@
 __all__ = ['list_command', 'runs_command']
 
 # %% ../../nbs/11_cli/02_listings.ipynb #imports
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from .options import option, print_frame, print_table
 from ..core.errors import HmoeError, plural, printable
@@ -116,15 +116,12 @@ def _list_datasets():
     print_table("Data sets", ["name", "domains", "what"], rows)
 
 # %% ../../nbs/11_cli/02_listings.ipynb #def-runs
-if TYPE_CHECKING:  # at run time the import takes a second
-    from hmoe_repro.training.selection import Record
+def _run_row(run) -> list:
+    """Return a row of `hmoe runs`: the run with its accuracies, or the reason of its failure.
 
-
-def _run_row(record: "Record") -> list:
-    """Return a row of `hmoe runs`: the run with its accuracies, or the reason of its failure."""
-    from hmoe_repro.training.store import summary_of
-
-    run = summary_of(record)
+    Args:
+        run: a `RunSummary`.
+    """
     config = run.config
     accuracies = [f"{mode} {accuracy:.3f}" for mode, accuracy in run.accuracies.items()]
     return [
@@ -140,22 +137,65 @@ def _run_row(record: "Record") -> list:
     ]
 
 
-def runs_command():
+def _ids_of_study(study: str) -> set[str]:
+    """Return the ids of the runs of a study, given by its name or file."""
+    from hmoe_repro.studies.request import runs_of
+
+    return {config.run_id for config in runs_of([study])}
+
+
+_PATTERN = "a name or a pattern such as 'HMOE*', repeatable."
+_AlgorithmPattern = Annotated[list[str] | None, option(f"Only this algorithm: {_PATTERN}")]
+_DatasetPattern = Annotated[list[str] | None, option(f"Only this data set: {_PATTERN}")]
+_DomainPattern = Annotated[list[str] | None, option(f"Only this test domain: {_PATTERN}")]
+_SeedPattern = Annotated[list[str] | None, option("Only this seed; repeatable.")]
+_StatusPattern = Annotated[list[str] | None, option("complete or failed.")]
+
+
+def runs_command(
+    algorithm: _AlgorithmPattern = None,
+    dataset: _DatasetPattern = None,
+    test_domain: _DomainPattern = None,
+    seed: _SeedPattern = None,
+    status: _StatusPattern = None,
+    study: Annotated[str | None, option("Only runs of this study, by name or file.")] = None,
+    since: Annotated[
+        str | None, option("Only runs that ended since a date (2026-11-28) or span (12h, 2d).")
+    ] = None,
+):
     """List the runs in the folder of runs: finished, failed and damaged.
 
-    The folder is HMOE_RUNS, or `runs/`. A record that cannot be read makes the command fail.
+    The folder is HMOE_RUNS, or `runs/`. All conditions must hold. A record that cannot be read
+    makes the command fail.
 
     Example:
         hmoe runs
+        hmoe runs --algorithm 'HMOE*' --status failed --since 2d
     """
     import sys
+    from datetime import datetime
 
-    from hmoe_repro.training.store import RunStore
+    from hmoe_repro.studies.filters import matching_runs, parse_since
+    from hmoe_repro.training.store import RunStore, summary_of
 
+    start = parse_since(since, datetime.now().astimezone()) if since else None
     columns = ["id", "algorithm", "data set", "test", "seed", "steps", "status"]
     columns += ["test accuracy (selected)", "seconds"]
     records, damaged = RunStore().scan()
-    print_table(f"{len(records)} runs", columns, [_run_row(record) for record in records])
+    runs = [summary_of(record) for record in records]
+    if study:
+        ids = _ids_of_study(study)
+        runs = [run for run in runs if run.run_id in ids]
+    patterns = {
+        "algorithm": algorithm or [],
+        "dataset": dataset or [],
+        "test_domain": test_domain or [],
+        "seed": seed or [],
+        "status": status or [],
+    }
+    chosen = matching_runs(runs, patterns, start)
+    count = f"{len(chosen)} of " if len(chosen) < len(records) else ""
+    print_table(f"{count}{len(records)} runs", columns, [_run_row(run) for run in chosen])
     for line in damaged:
         print(f"damaged: {printable(line)}", file=sys.stderr)
     if damaged:

@@ -8,7 +8,7 @@ __all__ = ['JobsOption', 'DeviceOption', 'DataDirOption', 'DomainBedOption', 'Lo
            'ProfileOption', 'OptionalProfileOption', 'OnRequestOption', 'AlgorithmsOption', 'DatasetOption',
            'PublishedStudyOption', 'WhereOption', 'FormatsOption', 'PANEL_OF', 'MANY_OPTIONS', 'configure',
            'writable_file', 'path_from_here', 'print_written', 'option', 'argument', 'name_values', 'parse_settings',
-           'print_table', 'print_frame', 'say']
+           'print_table', 'print_frame', 'say', 'say_frame']
 
 # %% ../../nbs/11_cli/01_options.ipynb #imports
 import inspect
@@ -265,6 +265,16 @@ def print_frame(title: str, frame):
     print_table(title, list(frame.columns), frame.values.tolist())
 
 
-def say(line: str):
-    """Print a line, and flush the output, which may be a file."""
-    print(line, flush=True)
+def say(*lines: str):
+    """Print lines that are not the result of the command, unless it is quiet.
+
+    The output is flushed, because it may be a file.
+    """
+    if not CONFIG.quiet:
+        print(*lines, sep="\n", flush=True)
+
+
+def say_frame(title: str, frame):
+    """Print a frame that is not the result of the command (`print_frame`), unless it is quiet."""
+    if not CONFIG.quiet:
+        print_frame(title, frame)

@@ -242,7 +242,11 @@ def sweep_command(
     if minutes:  # since the command began
         minutes = max(0.0, minutes - (time.monotonic() - started) / 60)
     outcomes = sweep(configs, sweep_options, minutes=minutes)
-    print(f"{outcomes.summary()}; {time.monotonic() - started:.0f} s")
+    summary = f"{outcomes.summary()}; {time.monotonic() - started:.0f} s"
+    if outcomes.ended("unfinished") or outcomes.ended("elsewhere"):
+        print(summary)  # quiet or not: something is left to do
+    else:
+        say(summary)
     print_written(outcomes.store.folder)
     outcomes.refuse_failed()
 
@@ -261,7 +265,7 @@ def pack_command(
     from hmoe_repro.studies.export_import import pack_runs
     from hmoe_repro.training.store import RunStore
 
-    print(pack_runs(RunStore(), file, states, weights, arrays))
+    say(pack_runs(RunStore(), file, states, weights, arrays))
     print_written(file)
 
 
@@ -289,7 +293,7 @@ def unpack_command(files: _SourcesArgument, limit_gib: _LimitOption = None):
 
     limit = round(limit_gib * 2**30) if limit_gib else None
     store = RunStore()
-    print(unpack_runs(store, *files, limit=limit))
+    say(unpack_runs(store, *files, limit=limit))
     print_written(store.folder)
 
 

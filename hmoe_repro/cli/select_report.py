@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from . import options
-from .options import argument, option, path_from_here, print_frame, print_written, say
+from hmoe_repro.cli.options import (
+    argument,
+    option,
+    path_from_here,
+    print_frame,
+    print_written,
+    say,
+    say_frame,
+)
 from ..core.errors import check_choice, printable
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-publish
@@ -55,7 +63,7 @@ def figures_command(
     pages = [(profile, name) for name in published_artefacts(artefacts, profile)]
     render_pages(pages, figures_dir(), say=say, formats=[*DEFAULT_FORMATS, *(formats or [])])
     if profile in README_PROFILES and figures_dir() == repo_root() / "figures":
-        print(update_readme())
+        say(update_readme())
     print_written(figures_dir() / profile / "README.md")
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-records
@@ -180,7 +188,7 @@ def export_domainbed_command(
     records = _records(None, study, algorithm, dataset, where)
     complete = [record for record in records if summary_of(record).status == "complete"]
     written = export_domainbed(complete, folder, as_)
-    print(f"{len(complete)} runs in {len(written)} folders below {folder}")
+    say(f"{len(complete)} runs in {len(written)} folders below {folder}")
     datasets = {summary_of(record).config["dataset"] for record in complete}
     unknown_to_domainbed = sorted(datasets - {*DOMAINBED_DATASETS})
     if unknown_to_domainbed and not as_:
@@ -245,7 +253,7 @@ def bench_command(
     file = ensure_writable(runs_dir()) / name
     write_record(record, file)
     for title, table in bench.all_tables(record).items():
-        print_frame(title, text_table(table))
+        say_frame(title, text_table(table))
     if not publish:
         return print_written(file)
     published_file = ensure_writable(results_dir()) / name

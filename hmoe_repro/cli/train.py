@@ -27,8 +27,9 @@ from hmoe_repro.cli.options import (
     option,
     parse_settings,
     path_from_here,
-    print_frame,
     print_written,
+    say,
+    say_frame,
 )
 from ..core.config import CONFIG
 from ..core.determinism import set_determinism
@@ -216,16 +217,16 @@ def train_command(
     complete = len(outcomes.ended("complete"))
     if n_hparams and complete:
         table = search_table(frame_of(records), n_hparams)
-        print_frame(f"selected among {complete} of {n_hparams} trials", table)
+        say_frame(f"selected among {complete} of {n_hparams} trials", table)
     outcomes.refuse_incomplete()
     if n_hparams:
         return print_written(outcomes.store.folder)
     run_id = configs[0].run_id
     frame = frame_of(records)
-    print_frame(f"{configs[0]}, run {run_id}", selected_table(frame))
+    say_frame(f"{configs[0]}, run {run_id}", selected_table(frame))
     discovery = describe_discovery(frame)
     if discovery:
-        print(discovery)
+        say(discovery)
     print_written(outcomes.store.path(run_id))
     return None
 

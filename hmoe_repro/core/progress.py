@@ -12,9 +12,21 @@ import time
 from rich import progress
 from rich.console import Console
 from rich.filesize import decimal
+from rich.table import Column
 
 # %% ../../nbs/00_core/07_progress.ipynb #def-progress
 SECONDS_BETWEEN_LINES = 10  # if the output is not a terminal
+
+
+class _NameColumn(progress.TextColumn):
+    """Column of names that are cut if the terminal is narrow, so that a task is one line."""
+
+    def render(self, task):
+        """Return the name of a task, without a line break."""
+        text = super().render(task)
+        text.no_wrap = True
+        text.overflow = "ellipsis"
+        return text
 
 
 class Progress(progress.Progress):
@@ -25,20 +37,23 @@ class Progress(progress.Progress):
 
     Attributes:
         bars: whether the output is a terminal, which has bars.
+        quiet: whether nothing is shown.
 
     Args:
         console: a `rich` console. The default writes to standard output.
+        quiet: whether to show nothing.
     """
 
-    def __init__(self, console: Console | None = None):
+    def __init__(self, console: Console | None = None, quiet: bool = False):
         terminal = sys.stdout.isatty()
         console = console or Console(force_terminal=terminal, force_jupyter=False)
-        self.bars = console.is_terminal
+        self.bars = console.is_terminal and not quiet
+        self.quiet = quiet
         self.ids_by_name = {}  # name of a running task -> its number in `rich`
         self.times = {}  # name -> (time when it began, amount done then, time of its last line)
         super().__init__(
-            progress.TextColumn("{task.description}", markup=False),
-            progress.BarColumn(),
+            _NameColumn("{task.description}", markup=False, table_column=Column()),
+            progress.BarColumn(max(10, console.width // 6), table_column=Column(no_wrap=True)),
             progress.TextColumn("{task.fields[amount]}"),
             progress.TimeRemainingColumn(),
             console=console,
@@ -80,7 +95,9 @@ class Progress(progress.Progress):
             self.remove_task(self.ids_by_name.pop(what))
 
     def say(self, line: str):
-        """Print a line above the bars."""
+        """Print a line above the bars, unless the display is quiet."""
+        if self.quiet:
+            return
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 # %% ../../nbs/00_core/07_progress.ipynb #def-amount

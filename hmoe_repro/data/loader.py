@@ -186,7 +186,8 @@ def progress_bar(what: str):
     from rich.console import Console
 
     begun = time.monotonic()
-    with Progress(Console(stderr=True, force_jupyter=False)) as progress:
+    console = Console(stderr=True, force_jupyter=False)
+    with Progress(console, CONFIG.quiet) as progress:
 
         def show(done, total):
             """Show that `done` of `total` images are done."""

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ..analysis.results import not_in_a_clone, short_path
+from ..core.config import CONFIG
 from ..core.determinism import process_variables
 from ..core.errors import HmoeError, check_choice, public
 from ..core.files import figures_dir, results_dir, runs_dir
@@ -113,7 +114,7 @@ def render_pages(
     warm = contextlib.nullcontext()
     if len(pages) > 1:
         warm = warm_kernels(*_LIBRARY, environment=environment)
-    with warm as kernels, Progress() as progress, ThreadPoolExecutor(2) as pool:
+    with warm as kernels, Progress(quiet=CONFIG.quiet) as progress, ThreadPoolExecutor(2) as pool:
         if kernels:
             environment["JUPYTER_PATH"] = kernels
         tasks = [pool.submit(render_one, profile, artefact) for profile, artefact in pages]

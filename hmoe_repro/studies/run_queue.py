@@ -144,8 +144,8 @@ class RunQueue:
     """Runs of a sweep: the waiting and the complete ones, and how each one ended.
 
     An engine calls `take`, `on_start` and `on_message`, and stops when `time_is_up`.
-    `on_event(kind, config, *details)` is called with ('start',), ('step', step, steps) and ('done',
-    status, reason).
+    `on_event(kind, config, *details)` is called with ('start',), ('step', step, steps), ('done',
+    status, reason) and, if the output is verbose, ('checkpoint', step, numbers).
 
     Args:
         configs: the runs.
@@ -199,8 +199,8 @@ class RunQueue:
 
         Args:
             config: the run.
-            kind: 'step', 'note' for a warning, or 'done'.
-            details: (step, steps), (text,) or (status, reason).
+            kind: 'step', 'checkpoint', 'note' for a warning, or 'done'.
+            details: (step, steps), (step, numbers), (text,) or (status, reason).
 
         Raises:
             HmoeError: if the disk is full.

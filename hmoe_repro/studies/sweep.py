@@ -99,8 +99,9 @@ SweepOptions.__init__ = public(device=Device, data_dir=Place | None, on_event=Ca
 class RunDisplay:
     """Listener of a sweep that shows its events on a `Progress`.
 
-    On a terminal they are bars. Elsewhere there is a line for each run that ends, and every ten
-    seconds a line about all running ones.
+    On a terminal they are bars: one for all runs and one for each running run. Elsewhere there is a
+    line for each run that ends, and every ten seconds a line about all running ones. If the output
+    is verbose, each checkpoint and each end of a run is a line in both cases.
 
     Args:
         total: the number of runs.
@@ -119,18 +120,23 @@ class RunDisplay:
         """Show an event of a run.
 
         Args:
-            kind: 'start', 'step' or 'done'.
+            kind: 'start', 'step', 'checkpoint' or 'done'.
             config: the run.
-            details: (step, steps) for a step, (status, reason) for the end of a run.
+            details: (step, steps) for a step, (step, numbers) for a checkpoint, (status, reason)
+                for the end of a run.
         """
         name = f"{config} ({config.run_id})"
         started = self.started.setdefault(config.run_id, time.monotonic())
         if kind == "done":
             status, reason = details
             self._end(name, time.monotonic() - started, status, reason)
+        elif kind == "checkpoint":
+            step, numbers = details
+            self._checkpoint(name, time.monotonic() - started, amount(step, config.steps), numbers)
         else:
             step, steps = details or (0, config.steps)
             self.running[name] = (step, steps)
+            self._bar("all runs", self.ended, self.total, "runs")
             self._bar(name, step, steps, "updates")
             now = time.monotonic()
             if not self.progress.bars and now - self.last_line >= SECONDS_BETWEEN_LINES:
@@ -146,8 +152,13 @@ class RunDisplay:
         line = f"[{self.ended}/{self.total}] {name}: "
         if status != "complete":
             self.progress.say(f"{line}{status}: {reason}")
-        elif not self.progress.bars:
+        elif not self.progress.bars or CONFIG.verbose:
             self.progress.say(f"{line}{seconds:.0f} s")
+
+    def _checkpoint(self, name: str, seconds: float, updates: str, numbers: dict[str, float]):
+        """Write a line with the losses and accuracies of a checkpoint."""
+        values = ", ".join(f"{path} {value:.3g}" for path, value in numbers.items())
+        self.progress.say(f"{name} {updates} updates, {seconds:.1f} s: {values}")
 
     def _report(self):
         """Write a line about all running runs, with the time that is left."""
@@ -207,7 +218,7 @@ def _listeners(options: SweepOptions, num_runs: int):
     if not options.display:
         yield listeners
     elif isinstance(options.display, bool):
-        with Progress() as progress:
+        with Progress(quiet=CONFIG.quiet) as progress:
             yield [RunDisplay(num_runs, progress), *listeners]
     else:
         yield [RunDisplay(num_runs, options.display), *listeners]

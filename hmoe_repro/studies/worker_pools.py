@@ -15,6 +15,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from importlib import resources
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -27,7 +28,12 @@ from ..core.environment import git_commit
 from ..core.errors import DISK_FULL, HmoeError, first_line, system_error
 from ..core.files import ensure_writable, runs_dir
 from .run_queue import LOCKED_OUTCOME, Outcome, RunQueue
-from .worker import RunFileServer, lost_task_outcome, train_remotely
+from hmoe_repro.studies.worker import (
+    RunFileServer,
+    checkpoint_listener,
+    lost_task_outcome,
+    train_remotely,
+)
 from ..training.loggers import make_notifier
 from ..training.run import run
 from ..training.run_config import RunConfig
@@ -71,7 +77,14 @@ def train_in_process(queue: RunQueue, settings: RunSettings):
                 raise _TimeIsUp
 
         try:
-            record = run(config, queue.store, settings.device, settings.data_dir, on_step=on_step)
+            record = run(
+                config,
+                queue.store,
+                settings.device,
+                settings.data_dir,
+                on_step=on_step,
+                on_event=checkpoint_listener(partial(queue.on_message, config)),
+            )
             if record is None:
                 outcome = LOCKED_OUTCOME
             else:

@@ -228,6 +228,7 @@ class RunSummary(NamedTuple):
     seconds: float
     config: dict
     accuracies: dict[str, float]  # mode -> test accuracy of the selected checkpoint
+    finished: str  # date and time in ISO 8601, or '' in an old record
 
 
 def summary_of(record: Record) -> RunSummary:
@@ -239,6 +240,7 @@ def summary_of(record: Record) -> RunSummary:
         seconds=record.get("wall_time_s", 0.0),
         config=record["config"],
         accuracies={mode: best["test_accuracy"] for mode, best in record["selected"].items()},
+        finished=record.get("finished") or "",
     )
 
 # %% ../../nbs/05_training/06_store.ipynb #def-to-json
