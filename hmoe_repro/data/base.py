@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from ..core.errors import HmoeError, check_choice
+from .metadata import Column, check_meta, hash_meta
 
 # %% ../../nbs/02_data/01_base.ipynb #def-domains
 class Domains:
@@ -136,6 +137,11 @@ class DomainDataset(Protocol):
         ...
 
     @property
+    def meta(self) -> dict[str, list[Column]]:
+        """Metadata: key -> for each domain, a tensor (N_i, ...) or a list of N_i texts."""
+        ...
+
+    @property
     def source_index(self) -> list[torch.Tensor] | None:
         """Index of each image in the source data, (N_i,) for each domain, or None."""
         ...
@@ -162,6 +168,10 @@ class DomainDataset(Protocol):
 
     def domain_index(self, domain: str) -> int:
         """Return the position of a domain in `domain_names`."""
+        ...
+
+    def sample_ids(self, position: int, indices: torch.Tensor) -> list[str]:
+        """Return the ids of images of a domain: paths of files, or `<domain>/<index>`."""
         ...
 
     def inputs(
@@ -202,7 +212,10 @@ class MultiDomainDataset(Domains):
         images: images of each domain i, (N_i, C, H, W), uint8 or float32 in [0, 1].
         labels: labels of each domain, (N_i,) int64.
         source_index: index of each image in the source data, (N_i,) for each domain, or None.
-        factors: further labels, name -> a tensor (N_i,) int64 for each domain.
+        factors: further labels, name -> a tensor (N_i,) int64 for each domain. They are measured
+            after training, and no algorithm sees them.
+        meta: metadata that algorithms may read, key -> for each domain, a tensor (N_i, ...) or N_i
+            texts or numbers.
 
     Raises:
         HmoeError: for an empty or ill-formed domain.
@@ -215,12 +228,15 @@ class MultiDomainDataset(Domains):
     labels: list[torch.Tensor] = field(repr=False)
     source_index: list[torch.Tensor] | None = field(default=None, repr=False)
     factors: dict[str, list[torch.Tensor]] = field(default_factory=dict, repr=False)
+    meta: dict[str, list[Column]] = field(default_factory=dict, repr=False)
 
     augmented = False  # whether each training image needs a seed
 
     def __post_init__(self):
-        check_domains(self, [len(x) for x in self.images], self.labels)
+        amounts = [len(x) for x in self.images]
+        check_domains(self, amounts, self.labels)
         _check_images(self)
+        self.meta = check_meta(self.name, self.domain_names, amounts, self.meta)
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
@@ -232,6 +248,16 @@ class MultiDomainDataset(Domains):
     def resolution(self) -> int:
         """Width of an image in pixels."""
         return self.input_shape[-1]
+
+    def sample_ids(self, position: int, indices: torch.Tensor) -> list[str]:
+        """Return the ids `<domain>/<index>` of images of a domain.
+
+        Args:
+            position: position of the domain in `domain_names`.
+            indices: (B,) indices of the images in that domain.
+        """
+        domain = self.domain_names[position]
+        return [f"{domain}/{i}" for i in indices.tolist()]
 
     def inputs(
         self, position: int, indices: torch.Tensor, device="cpu", seeds: torch.Tensor | None = None
@@ -286,7 +312,7 @@ class MultiDomainDataset(Domains):
         return self._smaller[resolution]
 
     def to(self, device) -> "MultiDomainDataset":
-        """Return the same data with images and labels on `device`."""
+        """Return the same data with images, labels and metadata on `device`."""
         if torch.device(device).type == "cpu":
             return self
         self.fingerprint  # computed now, on this device, and copied along
@@ -294,11 +320,16 @@ class MultiDomainDataset(Domains):
         moved.__dict__.pop("_smaller", None)  # the cached images are not on the device
         moved.images = [images.to(device) for images in self.images]
         moved.labels = [labels.to(device) for labels in self.labels]
+        moved.meta = {}
+        for key, columns in self.meta.items():
+            if isinstance(columns[0], torch.Tensor):
+                columns = [column.to(device) for column in columns]
+            moved.meta[key] = columns
         return moved
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Hash of names, shapes, images and labels: twelve hexadecimal digits of SHA-256."""
+        """Hash of names, images, labels and metadata: twelve hexadecimal digits of SHA-256."""
         names = (self.domain_names, self.class_names)
         digest = hashlib.sha256(repr(names).encode())
         for images, labels in zip(self.images, self.labels):
@@ -306,6 +337,7 @@ class MultiDomainDataset(Domains):
             digest.update(repr(kind).encode())
             digest.update(images.contiguous().numpy().tobytes())
             digest.update(labels.numpy().astype("<i8").tobytes())
+        hash_meta(self.meta, digest)
         return digest.hexdigest()[:12]
 
 # %% ../../nbs/02_data/01_base.ipynb #def-check-shapes

@@ -25,6 +25,7 @@ from PIL import Image, ImageFilter, ImageOps, features
 from ..core.errors import HmoeError, plural, printable
 from ..core.files import expanded
 from .base import Domains, check_domains
+from .metadata import Column, check_meta, select_rows
 
 # %% ../../nbs/02_data/04_image_folder.ipynb #def-imagetree
 @dataclass
@@ -40,6 +41,8 @@ class ImageTree(Domains):
         labels: labels of each domain i, (N_i,) int64.
         notes: sentences on what was left out or repaired.
         factors: further labels, name -> a tensor (N_i,) int64 for each domain.
+        meta: metadata that algorithms may read, key -> for each domain, a tensor (N_i, ...) or N_i
+            texts or numbers.
         cache: folder of its caches, or None for the usual one.
 
     Raises:
@@ -55,9 +58,12 @@ class ImageTree(Domains):
     notes: list[str] = field(default_factory=list, repr=False)
     factors: dict[str, list[torch.Tensor]] = field(default_factory=dict, repr=False)
     cache: Path | None = field(default=None, repr=False)
+    meta: dict[str, list[Column]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self):
-        check_domains(self, [len(files) for files in self.files], self.labels)
+        amounts = [len(files) for files in self.files]
+        check_domains(self, amounts, self.labels)
+        self.meta = check_meta(self.name, self.domain_names, amounts, self.meta)
 
     def __len__(self) -> int:
         return sum(map(len, self.files))
@@ -68,9 +74,9 @@ class ImageTree(Domains):
         return list(itertools.chain.from_iterable(self.files))
 
 # %% ../../nbs/02_data/04_image_folder.ipynb #def-without
-def _select(values: list[torch.Tensor], kept: list[list[int]]) -> list[torch.Tensor]:
-    """Select the values at the positions `kept` of each domain."""
-    return [domain_values[positions] for domain_values, positions in zip(values, kept)]
+def _select(columns: list, kept: list[torch.Tensor]) -> list:
+    """Select the values at the positions `kept` (n,) of each domain."""
+    return [select_rows(column, positions) for column, positions in zip(columns, kept)]
 
 
 def without(tree: ImageTree, left_out) -> ImageTree:
@@ -93,13 +99,14 @@ def without(tree: ImageTree, left_out) -> ImageTree:
                 f"{tree.name}: no image of domain {domain!r} can be read.",
                 fix="copy the data set again.",
             )
-        kept.append(positions)
+        kept.append(torch.tensor(positions))
         kept_files.append([files[i] for i in positions])
     return replace(
         tree,
         files=kept_files,
         labels=_select(tree.labels, kept),
         factors={name: _select(values, kept) for name, values in tree.factors.items()},
+        meta={key: _select(columns, kept) for key, columns in tree.meta.items()},
     )
 
 # %% ../../nbs/02_data/04_image_folder.ipynb #def-shared-images
