@@ -12,7 +12,6 @@ import torch
 
 from hmoe_repro.core.config import CONFIG, Config
 from hmoe_repro.core.errors import HmoeError
-from hmoe_repro.data.base import MultiDomainDataset
 from hmoe_repro.training import predictions as module
 from hmoe_repro.training.model import build_dataset, load_model
 from hmoe_repro.training.planning import make_config
@@ -40,7 +39,8 @@ def hmoe_run(tmp_path_factory):
 def test_accuracies_are_those_of_the_record_in_every_mode(hmoe_run):
     record, folder = hmoe_run
     stored = read_predictions(folder, record)
-    assert stored.modes == list(record["selected"]) and len(stored.modes) == 3
+    assert stored.modes == list(record["selected"])
+    assert len(stored.modes) == 3
     for mode, selected in record["selected"].items():
         hits = stored.logits_of(mode).argmax(1) == stored.label
         of_test = torch.tensor([role == "test" for role in stored.role])
@@ -115,7 +115,8 @@ def test_predictions_change_neither_the_run_nor_its_id(hmoe_run, tmp_path):
     before = (folder / "record.json").read_bytes()
     computed = ensure_predictions(without, folder)
     asked_again = run(configured("HMOE-DN"), store, save_predictions=True)
-    assert asked_again == without and (folder / "record.json").read_bytes() == before
+    assert asked_again == without
+    assert (folder / "record.json").read_bytes() == before
     _, other = hmoe_run
     stored = read_predictions(other, record)
     for mode in stored.modes:
@@ -213,4 +214,5 @@ run(config, RunStore(sys.argv[2]), on_step=die, save_predictions=True)
 def test_the_setting_reaches_worker_processes():
     passed_on = Config()
     passed_on.restore(Config(save_predictions=True).to_json())
-    assert passed_on.save_predictions and not CONFIG.save_predictions
+    assert passed_on.save_predictions
+    assert not CONFIG.save_predictions

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MAX_LOGIT_BYTES', 'ROLES', 'PREDICTIONS_FILE', 'Predictions', 'collect_predictions', 'write_predictions',
-           'read_predictions', 'selected_steps', 'predict_run']
+           'read_predictions', 'selected_steps', 'predict_run', 'ensure_predictions']
 
 # %% ../../nbs/05_training/12_predictions.ipynb #imports
 import json
@@ -26,8 +26,15 @@ from ..core.errors import HmoeError, check_choice
 from ..core.files import read_bytes, sha256, write_atomic
 from ..core.seals import metadata_of, seal_fault, sealed
 from ..core.seeds import undisturbed
+from ..data.metadata import describe_samples
 from . import protocols
-from .model import load_weights, restore_model, selected_path, with_precomputed
+from hmoe_repro.training.model import (
+    build_dataset,
+    load_weights,
+    restore_model,
+    selected_path,
+    with_precomputed,
+)
 from .run_config import RunConfig
 from .trainer import Evaluation
 
@@ -93,7 +100,7 @@ class Predictions:
         index: its position among the images of the domain, int64 (N,).
         role: what it was used for, one of `ROLES`, for each image.
         ids: its name: the file below the domain's folder, or '<domain>/<index>'.
-        meta: metadata of the samples, name -> N values.
+        meta: metadata and known factors of the images, name -> N values.
         left_out: '<domain> (<role>)' of each part that did not fit in the file.
     """
 
@@ -137,8 +144,8 @@ class Predictions:
 
         Returns:
             Columns id, domain, role, label, predicted (names of classes), correct, probability (of
-            the predicted class), loss (negative log-likelihood of the label, in nats), metadata,
-            and logits if requested.
+            the predicted class), loss (negative log-likelihood of the label, in nats), `meta.*` for
+            metadata, and logits if requested.
 
         Raises:
             HmoeError: for an unknown mode.
@@ -157,7 +164,7 @@ class Predictions:
             "correct": (predicted == self.label).numpy(),
             "probability": best.exp().numpy(),
             "loss": -of_label.numpy(),
-            **self.meta,
+            **{f"meta.{name}": values for name, values in self.meta.items()},
         }
         if logits:
             for position, name in enumerate(self.class_names):
@@ -185,12 +192,15 @@ def _predict_part(
     return torch.cat(batches)
 
 
-def _sample_ids(data, position: int, indices: torch.Tensor) -> list[str]:
-    """Return the name of each image: its file in the domain's folder, or '<domain>/<index>'."""
-    if hasattr(data, "tree"):
-        files = data.tree.files[position]
-        return [files[i] for i in indices.tolist()]
-    return [f"{data.domain_names[position]}/{i}" for i in indices.tolist()]
+def _joined_columns(columns: list[dict[str, torch.Tensor | list[str]]]) -> dict[str, list]:
+    """Concatenate the metadata of several parts: name -> N plain values."""
+    joined: dict[str, list] = {}
+    for name in columns[0]:
+        joined[name] = []
+        for of_part in columns:
+            values = of_part[name]
+            joined[name] += values.tolist() if isinstance(values, torch.Tensor) else values
+    return joined
 
 
 def collect_predictions(
@@ -237,13 +247,13 @@ def collect_predictions(
     labels = []
     positions = []
     roles = []
-    ids = []
+    samples = []
     for part in parts:
         position = data.domain_index(part.domain)
         labels.append(data.labels[position][part.indices.to(data.labels[position].device)].cpu())
         positions.append(torch.full((len(part.indices),), position))
         roles += [part.role] * len(part.indices)
-        ids += _sample_ids(data, position, part.indices)
+        samples.append(describe_samples(data, part.domain, part.indices.cpu()))
     return Predictions(
         run_id=config.run_id,
         class_names=list(data.class_names),
@@ -255,12 +265,14 @@ def collect_predictions(
         domain=torch.cat(positions),
         index=torch.cat([part.indices.cpu() for part in parts]),
         role=roles,
-        ids=ids,
+        ids=[name for of_part in samples for name in of_part.ids],
+        meta=_joined_columns([of_part.columns for of_part in samples]),
         left_out=left_out,
     )
 
 # %% ../../nbs/05_training/12_predictions.ipynb #def-file
 PREDICTIONS_FILE = "predictions.safetensors"
+_MAX_FILE_BYTES = 2**31  # logits, and names of images in the header
 _HEADER = "predictions"  # entry of the file's metadata with everything but the tensors
 _TENSORS = ("label", "domain", "index")
 _TEXTS = ("class_names", "domain_names", "test_domains", "role", "ids", "left_out")
@@ -314,7 +326,7 @@ def read_predictions(folder: Path, record: dict | None = None) -> Predictions:
             f"run {run_id} has no predictions ({path.name} is not in its folder).",
             fix="train with --save-predictions, or use `hmoe evaluate`, which computes them.",
         )
-    content = read_bytes(path, 2 * MAX_LOGIT_BYTES)
+    content = read_bytes(path, _MAX_FILE_BYTES)
     fault = seal_fault(content, run_id)
     if fault:
         raise _damaged(path, fault)
@@ -337,21 +349,14 @@ def read_predictions(folder: Path, record: dict | None = None) -> Predictions:
         raise _damaged(path, f"has another form ({error})") from None
 
 # %% ../../nbs/05_training/12_predictions.ipynb #def-finished
-def selected_steps(record: dict) -> dict[str, int]:
+def selected_steps(measured: dict) -> dict[str, int]:
     """Return inference mode -> update after which a run's weights were selected, from 0.
 
-    Raises:
-        HmoeError: for a run without a selected model.
+    Args:
+        measured: a record, or its entries 'selected' and 'in_domain'.
     """
-    selected = record.get("selected") or {}
-    in_domain = record.get("in_domain") or {}
-    steps = {mode: entry["step"] for mode, entry in (in_domain | selected).items()}
-    if record["status"] != "complete" or not steps:
-        raise HmoeError(
-            f"run {record['run_id']} has no selected model (status: {record['status']}).",
-            fix="choose a complete run of images (`hmoe runs` lists them).",
-        )
-    return steps
+    entries = (measured.get("in_domain") or {}) | (measured.get("selected") or {})
+    return {mode: entry["step"] for mode, entry in entries.items()}
 
 
 def predict_run(record: dict, folder: Path, data, device="cpu", trust_code: bool = False):
@@ -372,6 +377,11 @@ def predict_run(record: dict, folder: Path, data, device="cpu", trust_code: bool
     """
     config = RunConfig.from_dict(record["config"])
     steps = selected_steps(record)
+    if record["status"] != "complete" or not steps:
+        raise HmoeError(
+            f"run {record['run_id']} has no selected model (status: {record['status']}).",
+            fix="choose a complete run of images (`hmoe runs` lists them).",
+        )
     mode = next(iter(steps))
     path = selected_path(folder, mode)
     device = resolve_device(str(device))
@@ -380,3 +390,27 @@ def predict_run(record: dict, folder: Path, data, device="cpu", trust_code: bool
         algorithm, _ = restore_model(record, mode, path, device, trust_code)
         evaluation = Evaluation(config, with_precomputed(data, algorithm), device)
         return collect_predictions(evaluation, algorithm, folder, steps)
+
+
+def ensure_predictions(
+    record: dict, folder: Path, device="cpu", data_dir=None, trust_code: bool = False
+) -> Predictions:
+    """Read the predictions of a finished run, or compute them from its weights and write them.
+
+    The record is left unchanged.
+
+    Args:
+        record: record of the run.
+        folder: folder of the run.
+        device: device of the model.
+        data_dir: folder of data sets. The default is HMOE_DATA, or `data/`.
+        trust_code: as in `restore_algorithm`.
+
+    Raises:
+        HmoeError: as `read_predictions`, `build_dataset` and `predict_run`.
+    """
+    if not (folder / PREDICTIONS_FILE).exists():
+        device = resolve_device(str(device))
+        data = build_dataset(RunConfig.from_dict(record["config"]), data_dir).to(device)
+        write_predictions(folder, predict_run(record, folder, data, device, trust_code))
+    return read_predictions(folder, record)

@@ -33,9 +33,8 @@ from .loggers import make_notifier
 from .measurements import check_measure, declared_measurements, measure_run
 from .model import build_dataset, check_version, save_model, selected_path
 from hmoe_repro.training.predictions import (
-    PREDICTIONS_FILE,
     collect_predictions,
-    predict_run,
+    ensure_predictions,
     selected_steps,
     write_predictions,
 )
@@ -276,7 +275,7 @@ def _predictions_entry(session: _Session, trainer: Trainer, selected: dict) -> d
     """
     if not session.save_predictions:
         return {}
-    steps = selected_steps({"selected": selected, **_in_domain_entries(trainer)})
+    steps = selected_steps({"selected": selected} | _in_domain_entries(trainer))
     predictions = collect_predictions(trainer.evaluation, trainer.algorithm, session.folder, steps)
     return {"predictions": write_predictions(session.folder, predictions)}
 
@@ -466,14 +465,6 @@ def _attempt(session: _Session) -> dict:
         return failed_record(config, session.folder, reason, session.device, session.data_dir)
 
 
-def _add_predictions(record: dict, folder: Path, device, data_dir, trust_code: bool):
-    """Write the predictions of a finished run, unless they exist. The record is left unchanged."""
-    if (folder / PREDICTIONS_FILE).exists():
-        return
-    data = build_dataset(RunConfig.from_dict(record["config"]), data_dir).to(device)
-    write_predictions(folder, predict_run(record, folder, data, device, trust_code))
-
-
 @public(device=object, data_dir=Place | None, on_step=Callable | None, on_event=Callable | None)
 def run(
     config: RunConfig,
@@ -529,7 +520,7 @@ def run(
         save_predictions = save_predictions or CONFIG.save_predictions
         if present and present["status"] == "complete":
             if save_predictions and config.dataset != TOY:
-                _add_predictions(present, folder, device, data_dir, trust_code)
+                ensure_predictions(present, folder, device, data_dir, trust_code)
             return present
         session = _Session(
             config=config,
