@@ -25,7 +25,7 @@ from ..algorithms import get_algorithm
 from ..algorithms.base import SHARED_HPARAMS
 from ..algorithms.from_file import algorithm_name
 from ..algorithms.hparams import with_network
-from ..analysis.results import frame_of
+from ..analysis.results import checkpoints, frame_of
 from hmoe_repro.analysis.statistics import (
     accuracy_verdict,
     contrast_text,
@@ -479,6 +479,7 @@ class Comparison:
         contrasts: the numbers of the differences.
         frame: a row for each run and inference mode, as `analysis.results.results`.
         notes: settings of the runs, and which runs failed or are missing.
+        store: store of the runs, from which `predictions` and `evaluate` read.
     """
 
     verdict: str
@@ -486,6 +487,12 @@ class Comparison:
     contrasts: pd.DataFrame
     frame: pd.DataFrame
     notes: list[str]
+    store: RunStore | None = None
+
+    @property
+    def curves(self) -> pd.DataFrame:
+        """Losses and accuracies at every checkpoint, in long form (`checkpoints`)."""
+        return checkpoints(self.frame)
 
     def __repr__(self) -> str:
         notes = "\n".join(f"- {note}" for note in self.notes)
@@ -679,6 +686,7 @@ def compare(
     configs = _configs(names, name, test_domains, seeds, options)
     _train(configs, store, jobs, device, data_dir)
     comparison = compare_frame(frame_of(_records(configs, store)), base)
+    comparison.store = store
     num_classes = load_dataset(name, 0, data_dir).num_classes
     comparison.notes[0] += f" Chance is {100 / num_classes:.1f} %."
     return comparison

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MAX_LOGIT_BYTES', 'ROLES', 'PREDICTIONS_FILE', 'Predictions', 'collect_predictions', 'write_predictions',
-           'read_predictions', 'selected_steps', 'predict_run', 'ensure_predictions']
+           'read_predictions', 'selected_steps', 'predict_run', 'ensure_predictions', 'ensure_all_predictions']
 
 # %% ../../nbs/05_training/12_predictions.ipynb #imports
 import json
@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import pandas as pd
 import torch
 from safetensors import SafetensorError
@@ -143,8 +142,10 @@ class Predictions:
             logits: whether to add a column `logit <class>` for each class.
 
         Returns:
-            Columns id, domain, role, label, predicted (names of classes), correct, probability (of
-            the predicted class), loss (negative log-likelihood of the label, in nats), `meta.*` for
+            Columns id, position (of the image in its domain), domain, role, label and predicted
+            (categories in the order of the classes), correct, probability (of the predicted class),
+            loss (negative log-likelihood of the label, in nats), brier (squared distance of the
+            probabilities from the label), energy (log-sum-exp of the logits), `meta.*` for
             metadata, and logits if requested.
 
         Raises:
@@ -154,16 +155,20 @@ class Predictions:
         log_probability = values.log_softmax(1)
         best, predicted = log_probability.max(1)
         of_label = log_probability.gather(1, self.label[:, None])[:, 0]
-        classes = np.array(self.class_names, dtype=object)
+        squares = log_probability.exp().square().sum(1)
+        brier = squares - 2 * of_label.exp() + 1
         columns = {
             "id": self.ids,
-            "domain": np.array(self.domain_names, dtype=object)[self.domain.numpy()],
+            "position": self.index.numpy(),
+            "domain": pd.Categorical.from_codes(self.domain.numpy(), self.domain_names),
             "role": self.role,
-            "label": classes[self.label.numpy()],
-            "predicted": classes[predicted.numpy()],
+            "label": pd.Categorical.from_codes(self.label.numpy(), self.class_names),
+            "predicted": pd.Categorical.from_codes(predicted.numpy(), self.class_names),
             "correct": (predicted == self.label).numpy(),
             "probability": best.exp().numpy(),
             "loss": -of_label.numpy(),
+            "brier": brier.numpy(),
+            "energy": values.logsumexp(1).numpy(),
             **{f"meta.{name}": values for name, values in self.meta.items()},
         }
         if logits:
@@ -414,3 +419,22 @@ def ensure_predictions(
         data = build_dataset(RunConfig.from_dict(record["config"]), data_dir).to(device)
         write_predictions(folder, predict_run(record, folder, data, device, trust_code))
     return read_predictions(folder, record)
+
+
+def ensure_all_predictions(records: list[dict], store, device="cpu", data_dir=None):
+    """Compute and write the predictions of all complete runs of images that have none.
+
+    Args:
+        records: records of the runs.
+        store: their `RunStore`.
+        device: device of the models.
+        data_dir: folder of data sets. The default is HMOE_DATA, or `data/`.
+
+    Raises:
+        HmoeError: as `ensure_predictions`.
+    """
+    for record in records:
+        folder = store.path(record["run_id"])
+        is_missing = not (folder / PREDICTIONS_FILE).exists()
+        if is_missing and record["status"] == "complete" and selected_steps(record):
+            ensure_predictions(record, folder, device, data_dir)
