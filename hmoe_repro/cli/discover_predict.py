@@ -230,7 +230,6 @@ def evaluate_command(
         hmoe evaluate RUN
         hmoe evaluate my_study.toml --by domain --output evaluation.html
     """
-    from hmoe_repro.analysis.writers import text_table
     from hmoe_repro.apps.evaluate import evaluate, text_of_measures
 
     folder = options.configure(data_dir)

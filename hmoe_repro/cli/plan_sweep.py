@@ -214,6 +214,7 @@ def sweep_command(
     domainbed: options.DomainBedOption = None,
     log: options.LogOption = None,
     resume_anyway: options.ResumeAnywayOption = False,
+    save_predictions: options.SavePredictionsOption = False,
 ):
     """Train the missing runs of pages or studies, without rendering.
 
@@ -226,8 +227,9 @@ def sweep_command(
     started = time.monotonic()
     from hmoe_repro.studies.request import runs_of
     from hmoe_repro.studies.sweep import SweepOptions, sweep
+    from hmoe_repro.training.predictions import ensure_all_predictions
 
-    data_dir = options.configure(data_dir, domainbed, log, resume_anyway)
+    data_dir = options.configure(data_dir, domainbed, log, resume_anyway, save_predictions)
     request = requested(**flags)
     configs = runs_of(request.studies, request.selection)
     sweep_options = SweepOptions(
@@ -243,6 +245,8 @@ def sweep_command(
         minutes = max(0.0, minutes - (time.monotonic() - started) / 60)
     outcomes = sweep(configs, sweep_options, minutes=minutes)
     print(f"{outcomes.summary()}; {time.monotonic() - started:.0f} s")
+    if save_predictions:
+        ensure_all_predictions(outcomes.records(), outcomes.store, device, data_dir)
     print_written(outcomes.store.folder)
     outcomes.refuse_failed()
 
