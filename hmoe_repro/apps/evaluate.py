@@ -192,17 +192,21 @@ def _measured_by_run(images: pd.DataFrame, by: list[str]) -> pd.DataFrame:
 def _averaged(measured: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     """Average measures of runs: a row for each algorithm, mode and group.
 
+    The runs of a trial seed, one for each test domain, are averaged first.
+
     Returns:
-        algorithm, mode, `by`, number of runs, and for each measure its mean and, as
-        `<measure>_se`, its standard error over runs (NaN for one run).
+        algorithm, mode, `by`, number of runs and of trial seeds, and for each measure its mean and,
+        as `<measure>_se`, its standard error over trial seeds (NaN for one seed).
     """
     rows = []
     keys = ["algorithm", "mode", *by]
     for key, group in measured.groupby(keys, sort=False, observed=True):
-        row: dict[str, object] = dict(zip(keys, key)) | {"runs": len(group)}
+        of_seeds = group.groupby("trial_seed")[list(_MEASURES)].mean()
+        row: dict[str, object] = dict(zip(keys, key))
+        row |= {"runs": len(group), "seeds": len(of_seeds)}
         for name in _MEASURES:
-            row[name] = group[name].mean()
-            row[f"{name}_se"] = group[name].sem()
+            row[name] = of_seeds[name].mean()
+            row[f"{name}_se"] = of_seeds[name].sem()
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -241,8 +245,8 @@ class Evaluated:
                 or 'meta.colour'.
 
         Returns:
-            A row for each algorithm, mode and group: number of runs, means, and standard errors
-            over runs, `<measure>_se`.
+            A row for each algorithm, mode and group: number of runs and of trial seeds, means, and
+            standard errors over trial seeds, `<measure>_se`.
 
         Raises:
             HmoeError: for an unknown column.
@@ -358,8 +362,7 @@ class Evaluated:
             axis.imshow(self._picture(row), cmap="grey")
             text = f"{row.label}, not {row.predicted}\n({row.probability:.0%})"
             axis.set_title(text, fontsize=8)
-        figure.tight_layout()
-        return figure
+            return figure
 
     def _picture(self, row):
         """Return the picture of a row of `images`, (H, W, C) or (H, W)."""
@@ -425,7 +428,6 @@ def _confusion_figure(evaluated: Evaluated, algorithm: str):
     for axis, role in zip(axes[0], roles):
         measures.plot_confusion(axis, evaluated.confusion(algorithm, role))
         axis.set_title(f"{role}, percent of a class", fontsize=9)
-    figure.tight_layout()
     return figure
 
 
@@ -436,7 +438,6 @@ def _reliability_figure(evaluated: Evaluated):
     for algorithm, images in of_test.groupby("algorithm", sort=False):
         measures.plot_reliability(axis, images, str(algorithm))
     axis.legend(loc="upper left", fontsize=8)
-    figure.tight_layout()
     return figure
 
 

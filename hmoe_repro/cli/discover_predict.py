@@ -236,7 +236,7 @@ def evaluate_command(
     named = source[0] if len(source) == 1 else source
     evaluated = evaluate(named, mode, roles, None, device, folder, trust_code)
     print(printable(evaluated.verdict))
-    print_frame("measures, mean over runs", text_of_measures(evaluated.measured("role")))
+    print_frame("measures, mean over trial seeds", text_of_measures(evaluated.measured("role")))
     for column in by or []:
         table = text_of_measures(evaluated.measured(("role", column)))
         print_frame(f"by {column}", table)
