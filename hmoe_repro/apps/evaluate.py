@@ -362,7 +362,7 @@ class Evaluated:
             axis.imshow(self._picture(row), cmap="grey")
             text = f"{row.label}, not {row.predicted}\n({row.probability:.0%})"
             axis.set_title(text, fontsize=8)
-            return figure
+        return figure
 
     def _picture(self, row):
         """Return the picture of a row of `images`, (H, W, C) or (H, W)."""

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from . import options
 from .options import argument, option, path_from_here, print_frame, print_written, say
-from ..core.errors import check_choice, printable
+from ..core.errors import HmoeError, check_choice, printable
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-publish
 def publish_command(
@@ -139,18 +139,32 @@ def select_command(
 def report_command(
     study: Annotated[str, argument("A study, by name or file: my_study.toml.")],
     output: Annotated[str, option("Folder of the page.")] = "reports",
+    notebook: Annotated[
+        bool, option("Render the notebook page instead; needs papermill.", "--notebook")
+    ] = False,
     formats: options.FormatsOption = None,
 ):
-    """Write the page of a study: table, detectable differences, curves.
+    """Write one HTML page about a study: table, intervals, curves, confusion.
+
+    With `--notebook` it renders the longer notebook page, whose tables and pictures are also files.
 
     Example:
         hmoe report docs/example_study.toml
+        hmoe report docs/example_study.toml --notebook --format pdf
     """
+    if not notebook:
+        if formats:
+            cause = "--format is for the files of a notebook page."
+            raise HmoeError(cause, fix="add --notebook, or leave --format out.")
+        from hmoe_repro.apps.study_page import study_page
+
+        return print_written(study_page(study, output=output))
     from hmoe_repro.report.render import DEFAULT_FORMATS
     from hmoe_repro.report.study_report import report_study
 
     page = report_study(study, output=output, formats=[*DEFAULT_FORMATS, *(formats or [])])
     print(f"rendered {path_from_here(page)}")
+    return None
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-export
 def export_domainbed_command(
