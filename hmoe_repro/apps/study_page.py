@@ -26,7 +26,7 @@ from hmoe_repro.analysis.statistics import (
     forest_plot,
     minimum_detectable_difference,
 )
-from ..analysis.tables import accuracy_table
+from ..analysis.tables import accuracy_table, row_name
 from ..analysis.writers import template, text_table
 from .evaluate import predictions
 from ..core.errors import HmoeError, Place, public
@@ -45,6 +45,7 @@ class _Section:
 
     Args:
         title: data set, with the settings of its variant.
+        baseline: name of the row with which the others are compared.
         verdict: which rows differ from the baseline.
         table: accuracies, for people.
         notes: runs that are missing or failed, and remarks on the selection.
@@ -55,6 +56,7 @@ class _Section:
     """
 
     title: str
+    baseline: str
     verdict: str
     table: pd.DataFrame
     notes: list[str]
@@ -62,6 +64,9 @@ class _Section:
     detectable: pd.DataFrame
     curves: pd.DataFrame
     run_ids: list[str]
+
+
+_SHOWN = ["algorithm", "mode", "test_domain", "difference", "low", "high", "p", "p_holm", "seeds"]
 
 
 def _baseline_of(rows: pd.DataFrame) -> str:
@@ -75,8 +80,8 @@ def _section(title: str, rows: pd.DataFrame, notes: list[str], records: list[dic
     differences = pd.DataFrame()
     detectable = pd.DataFrame()
     verdict = f"{baseline} is the only row, so nothing is compared."
+    first_mode = rows[rows.algorithm == baseline]["mode"].iloc[0]
     if rows.groupby(["algorithm", "mode"]).ngroups > 1:
-        first_mode = rows[rows.algorithm == baseline]["mode"].iloc[0]
         differences = contrasts(rows, (baseline, first_mode))
         detectable = minimum_detectable_difference(rows, baseline=(baseline, first_mode))
         verdict = str(accuracy_verdict(rows, (baseline, first_mode)))
@@ -84,6 +89,7 @@ def _section(title: str, rows: pd.DataFrame, notes: list[str], records: list[dic
     chosen = [record for record in records if record["run_id"] in set(run_ids)]
     return _Section(
         title=title,
+        baseline=row_name(baseline, first_mode),
         verdict=verdict,
         table=accuracy_table(rows),
         notes=notes,
@@ -218,6 +224,7 @@ def study_page(study, store: RunStore | None = None, output="reports") -> Path:
         study=study,
         drawn=drawn,
         text_table=text_table,
+        shown=_SHOWN,
         forest_note=forest_note,
         refused={title: str(error) for title, error in refused.items()},
         missing=missing,
