@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['IMAGE_SUFFIXES', 'EXTRA_SUFFIXES', 'NEEDED', 'MOST_FOLDERS', 'MOST_LEVELS', 'LEFT_BEHIND', 'LAYOUT', 'SPLITS',
            'SAMPLE_STYLES', 'ImageTree', 'without', 'shared_images', 'shared_notes', 'extra_formats', 'format_of',
-           'is_image', 'unsupported_notes', 'walk', 'listed', 'Inventory', 'place_of', 'check_encoding',
-           'take_inventory', 'check_names', 'check_splits', 'data_set_below', 'check_levels', 'is_domain',
-           'own_inventory', 'scan_tree', 'sample_tree']
+           'is_image', 'unsupported_notes', 'walk', 'Inventory', 'place_of', 'check_encoding', 'take_inventory',
+           'check_names', 'check_splits', 'data_set_below', 'check_levels', 'is_domain', 'own_inventory', 'scan_tree',
+           'sample_tree']
 
 # %% ../../nbs/02_data/04_image_folder.ipynb #imports
 import functools
@@ -22,7 +22,7 @@ import pandas as pd
 import torch
 from PIL import Image, ImageFilter, ImageOps, features
 
-from ..core.errors import HmoeError, plural, printable
+from ..core.errors import HmoeError, listed, plural, printable
 from ..core.files import expanded
 from .base import Domains, check_domains
 from .metadata import Column, check_meta, select_rows
@@ -264,14 +264,6 @@ def walk(root: Path) -> list[str]:
             elif target not in (*above, real):
                 waiting.append((path, target, (*above, real)))
     return files
-
-# %% ../../nbs/02_data/04_image_folder.ipynb #def-listed
-def listed(names, limit: int = 8) -> str:
-    """Join the first `limit` names and count the rest: 'a, b and 3 more'."""
-    names = [str(name) for name in names]
-    if len(names) <= limit:
-        return ", ".join(names)
-    return f"{', '.join(names[:limit])} and {len(names) - limit:,} more"
 
 # %% ../../nbs/02_data/04_image_folder.ipynb #def-inventory
 @dataclass

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Column', 'RESERVED_KEYS', 'as_column', 'check_key', 'check_meta', 'hash_meta', 'select_rows', 'Metadata',
-           'unknown_key', 'Minibatch', 'Samples', 'describe_samples']
+           'unknown_key', 'Minibatch', 'as_minibatch', 'Samples', 'describe_samples']
 
 # %% ../../nbs/02_data/00_metadata.ipynb #imports
 from collections.abc import Mapping, Sequence
@@ -230,7 +230,7 @@ def unknown_key(key, known, name: str) -> HmoeError:
         known: keys of the metadata.
         name: name of the data set.
     """
-    fix = "data with this key: {domain: (x, y, {key: values})}, or another algorithm."
+    fix = f"data with this key, such as {{domain: (x, y, {{{key!r}: values}})}}."
     cause = f"{name} has no metadata {key!r}."
     return _UnknownKey(cause, fix=fix, choices=list(known))
 
@@ -277,6 +277,22 @@ class Minibatch(tuple):
 
     def __reduce__(self):
         return type(self), (self.x, self.y, self.meta, self.ids)
+
+
+def as_minibatch(batch) -> Minibatch:
+    """Return a batch (x, y) or (x, y, meta) as a `Minibatch`. A `Minibatch` is returned unchanged.
+
+    Raises:
+        HmoeError: for a batch of other parts.
+    """
+    if isinstance(batch, Minibatch):
+        return batch
+    parts = tuple(batch)
+    if len(parts) not in (2, 3) or not isinstance(parts[-1], torch.Tensor | Mapping):
+        kinds = ", ".join(type(part).__name__ for part in parts)
+        cause = f"a minibatch has {plural(len(parts), 'part')} ({kinds})."
+        raise HmoeError(cause, fix="(x, y), or (x, y, meta) with a dictionary.")
+    return Minibatch(*parts)
 
 # %% ../../nbs/02_data/00_metadata.ipynb #def-describe-samples
 class Samples(NamedTuple):
