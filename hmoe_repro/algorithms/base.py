@@ -20,7 +20,7 @@ from torch import nn
 from .hparams import merge_hparams
 from .tools import match_layouts, to_floats
 from ..core.errors import HmoeError, public
-from ..data.metadata import as_minibatch
+from ..core.metadata import as_minibatch
 from ..networks.measuring import Measurement
 from hmoe_repro.networks.registry import (
     NETWORKS,

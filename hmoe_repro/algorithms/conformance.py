@@ -23,8 +23,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .base import SHARED_HPARAMS, Algorithm, as_floats
 from ..core.errors import HmoeError, check_choice
+from ..core.metadata import Column, Minibatch, as_column, select_values
 from ..core.seeds import seed_everything, undisturbed
-from ..data.metadata import Column, Minibatch, as_column, select_rows
 
 # %% ../../nbs/04_algorithms/04_conformance.ipynb #def-random-batches
 def random_batches(
@@ -57,7 +57,7 @@ def random_batches(
         drawn = {}
         for key, values in (meta or {}).items():
             indices = torch.randint(len(values), (size,), generator=meta_generator)
-            drawn[key] = select_rows(values, indices)
+            drawn[key] = select_values(values, indices)
         batches.append(Minibatch(x, y, drawn))
     return batches
 

@@ -34,8 +34,8 @@ from .tools import match_layouts
 from ..core.config import CONFIG
 from ..core.errors import HmoeError, TimeLimit, check_choice, time_limit
 from ..core.files import resolved
+from ..core.metadata import as_minibatch
 from ..core.seeds import random_state, restore_random_state
-from ..data.metadata import as_minibatch
 from ..networks.registry import make_featurizer, network_options
 from ..networks.search_space import LARGE_IMAGE, HParam
 

@@ -80,7 +80,7 @@ def _registered(data, classes: Sequence[str] | None = None) -> str:
     if not isinstance(data, (str, Path)):
         raise HmoeError(
             f"{type(data).__name__} cannot be used as data.",
-            fix="a name, a folder <domain>/<class>/<image>, or {domain: (x, y[, meta]) or Dataset}.",
+            fix="a name, a folder <domain>/<class>/<image>, or {domain: (x, y) or Dataset}.",
         )
     name = find_dataset(str(data))
     if len(DATASETS[name].domain_names) < 2:

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch.utils.data import Dataset
 
 from ..core.errors import HmoeError, check_choice, first_line, listed, plural, public
-from .metadata import Column, as_column, check_key, check_meta, hash_meta
+from ..core.metadata import Column, as_column, check_key, check_meta, hash_meta
 
 # %% ../../nbs/02_data/01_base.ipynb #def-domains
 class Domains:

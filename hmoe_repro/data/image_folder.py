@@ -24,8 +24,8 @@ from PIL import Image, ImageFilter, ImageOps, features
 
 from ..core.errors import HmoeError, listed, plural, printable
 from ..core.files import expanded
+from ..core.metadata import Column, check_meta, select_values
 from .base import Domains, check_domains
-from .metadata import Column, check_meta, select_rows
 
 # %% ../../nbs/02_data/04_image_folder.ipynb #def-imagetree
 @dataclass
@@ -76,7 +76,7 @@ class ImageTree(Domains):
 # %% ../../nbs/02_data/04_image_folder.ipynb #def-without
 def _select(columns: list, kept: list[torch.Tensor]) -> list:
     """Select the values at the positions `kept` (n,) of each domain."""
-    return [select_rows(column, positions) for column, positions in zip(columns, kept)]
+    return [select_values(column, positions) for column, positions in zip(columns, kept)]
 
 
 def without(tree: ImageTree, left_out) -> ImageTree:

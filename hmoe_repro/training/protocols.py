@@ -18,9 +18,9 @@ import torch
 from ..algorithms import domainbed_name
 from ..core.devices import on_device
 from ..core.errors import HmoeError, check_choice, plural
+from ..core.metadata import Metadata, Minibatch
 from ..core.seeds import seed_hash
 from ..data.base import MultiDomainDataset
-from ..data.metadata import Metadata, Minibatch
 from .run_config import GREEDY, RunOptions
 from .splits import SplitLists, find_splits
 

@@ -14,8 +14,8 @@ import torch
 
 from ..algorithms.base import as_floats
 from ..core.errors import HmoeError
+from ..core.metadata import Minibatch
 from ..core.seeds import random_state, restore_random_state, seed_everything
-from ..data.metadata import Minibatch
 from ..method.clustering import code_statistics, in_plane
 from . import protocols
 from .model import build_algorithm, with_precomputed
