@@ -171,6 +171,9 @@ def export_domainbed_command(
     folder: Annotated[
         str, argument("Folder to write; new, empty, or an earlier export of these runs.")
     ],
+    study_in_store: Annotated[
+        str | None, argument("Only this study, by name or file.", metavar="STUDY")
+    ] = None,
     algorithm: options.AlgorithmsOption = None,
     dataset: options.DatasetOption = None,
     study: options.PublishedStudyOption = None,
@@ -182,12 +185,13 @@ def export_domainbed_command(
     """Write runs as a sweep folder that DomainBed's scripts read.
 
     Example:
+        hmoe export-domainbed sweep my_study.toml
         hmoe export-domainbed sweep --dataset RotatedDigits --as RotatedMNIST
     """
     from hmoe_repro.studies.domainbed_export import DOMAINBED_DATASETS, export_domainbed
     from hmoe_repro.training.store import summary_of
 
-    records = _records(None, study, algorithm, dataset, where)
+    records = _records(study_in_store, study, algorithm, dataset, where)
     complete = [record for record in records if summary_of(record).status == "complete"]
     written = export_domainbed(complete, folder, as_)
     print(f"{len(complete)} runs in {len(written)} folders below {folder}")

@@ -26,13 +26,13 @@ from PIL import Image
 
 from ..core.config import CONFIG
 from ..core.devices import on_device
-from ..core.errors import HmoeError, check_choice
+from ..core.errors import HmoeError, check_choice, listed
+from ..core.metadata import Column, hash_meta
 from ..core.progress import Progress
 from ..core.row_files import Rows, open_rows
 from .base import Domains
 from .cache import cache_root, examine, file_facts, open_cache
-from .image_folder import ImageTree, listed, shared_notes, without
-from .metadata import Column, hash_meta
+from .image_folder import ImageTree, shared_notes, without
 from .transforms import INTERPOLATIONS, augment, normalise, read_image, square
 
 # %% ../../nbs/02_data/07_loader.ipynb #def-do-task

@@ -23,9 +23,9 @@ from ..core.determinism import device_determinism
 from ..core.devices import resolve_device, single_thread
 from ..core.errors import HmoeError, check_choice
 from ..core.files import read_bytes, sha256, write_atomic
+from ..core.metadata import describe_samples
 from ..core.seals import metadata_of, seal_fault, sealed
 from ..core.seeds import undisturbed
-from ..data.metadata import describe_samples
 from . import protocols
 from hmoe_repro.training.model import (
     build_dataset,

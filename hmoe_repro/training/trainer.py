@@ -14,6 +14,7 @@ import torch
 
 from ..algorithms.base import as_floats
 from ..core.errors import HmoeError
+from ..core.metadata import Minibatch
 from ..core.seeds import random_state, restore_random_state, seed_everything
 from ..method.clustering import code_statistics, in_plane
 from . import protocols
@@ -86,7 +87,7 @@ class Batches:
         wait = protocols.request_batch(self.data, self.domains, indices, self.device, seeds)
         return _RequestedBatch(state_before, indices, wait)
 
-    def next(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def next(self) -> list[Minibatch]:
         """Return the minibatches [(x, y), ...], one for each training domain."""
         batch = self.waiting or self._request()
         self.drawn = batch.indices
