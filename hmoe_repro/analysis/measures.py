@@ -205,7 +205,8 @@ def plot_confusion(axis, matrix: pd.DataFrame):
     axis.tick_params(axis="y", rotation=0)
 
 # %% ../../nbs/07_analysis/20_measures.ipynb #def-detection
-SEEN, UNSEEN = ("validation", "test in domain"), ("test",)  # roles of held-out images
+SEEN = ("validation", "test in domain")  # roles of held-out images of the training domains
+UNSEEN = ("test",)  # roles of images of the unseen domain
 DETECTION_SCORES = {"probability": "msp", "energy": "energy"}  # column -> name of the method
 
 

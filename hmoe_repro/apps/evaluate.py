@@ -8,18 +8,20 @@ __all__ = ['HELD_OUT', 'predictions', 'text_of_measures', 'Evaluated', 'evaluate
 # %% ../../nbs/09_apps/08_evaluate.ipynb #imports
 import base64
 import io
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pandas as pd
+import torch
 
 from .. import __version__
 from ..analysis import measures
 from ..analysis.results import frame_of
 from ..analysis.tables import row_name
-from ..analysis.writers import template, text_table
+from ..analysis.writers import csv_text, template, text_table
 from ..core.errors import Device, HmoeError, Place, check_choice, plural, public
 from ..core.files import ensure_writable, expanded, write_atomic
 from ..core.style import use_style
@@ -220,7 +222,80 @@ def text_of_measures(table: pd.DataFrame) -> pd.DataFrame:
         text[name] = [f"{m:.3f}" if pd.isna(e) else f"{m:.3f} ± {e:.3f}" for m, e in pairs]
     return text
 
+# %% ../../nbs/09_apps/08_evaluate.ipynb #def-parts
+def _verdict_of(images: pd.DataFrame) -> str:
+    """State accuracy on unseen domains, the worst domain and the confidence of each algorithm.
 
+    Args:
+        images: test images of some runs.
+    """
+    lines = []
+    for row in _averaged(_measured_by_run(images, ["role"]), ["role"]).itertuples():
+        of_row = images[(images.algorithm == row.algorithm) & (images["mode"] == row.mode)]
+        of_domain = of_row.groupby("domain", observed=True).correct.mean()
+        line = (
+            f"{row_name(row.algorithm, row.mode)} classifies {row.accuracy:.1%} of the images "
+            f"of unseen domains correctly ({plural(row.runs, 'run')})."
+        )
+        if len(of_domain) > 1:
+            line += f" The worst domain is {of_domain.idxmin()}, at {of_domain.min():.1%}."
+        confidence = of_row.probability.mean()
+        too = "too sure" if confidence > row.accuracy else "not sure enough"
+        lines.append(f"{line} It is {too}: its mean probability is {confidence:.1%}.")
+    return " ".join(lines)
+
+
+def _pictures_of(rows: pd.DataFrame, records: list[dict], data_dir) -> list:
+    """Return the pictures, (H, W, C) or (H, W), of some rows of predictions.
+
+    Args:
+        rows: rows of `predictions`.
+        records: records of their runs.
+        data_dir: folder of data sets.
+    """
+    configs = {r["run_id"]: RunConfig.from_dict(r["config"]) for r in records}
+    pictures = []
+    for row in rows.itertuples():
+        data = build_dataset(configs[row.run_id], data_dir)
+        indices = torch.tensor([row.position])
+        (picture,) = data.pictures(data.domain_index(row.domain), indices)
+        pictures.append(picture.permute(1, 2, 0).squeeze().cpu().numpy())
+    return pictures
+
+
+def _contact_sheet(rows: pd.DataFrame, records: list[dict], data_dir):
+    """Draw images with label, predicted class and its probability, as `Evaluated.contact_sheet`."""
+    columns = min(6, len(rows))
+    lines = math.ceil(len(rows) / columns)
+    figure, axes = plt.subplots(lines, columns, figsize=(6.6, 1.45 * lines), squeeze=False)
+    for axis in axes.flat:
+        axis.axis("off")
+    pictures = _pictures_of(rows, records, data_dir)
+    for axis, picture, row in zip(axes.flat, pictures, rows.itertuples()):
+        axis.imshow(picture, cmap="grey")
+        verb = "not " if row.label != row.predicted else "and "
+        text = f"{row.label}, {verb}{row.predicted}\n({row.probability:.0%})"
+        axis.set_title(text, fontsize=8)
+    return figure
+
+
+def _write_tables(evaluated: "Evaluated", folder: Path) -> list[Path]:
+    """Write the frames of an evaluation as CSV files, as `Evaluated.save_tables`."""
+    tables = {
+        "images": evaluated.images,
+        "runs": evaluated.frame.drop(columns="record"),
+        "by_role": evaluated.measured("role"),
+        "by_domain": evaluated.measured(("role", "domain")),
+        "by_class": evaluated.measured(("role", "label")),
+    }
+    paths = []
+    for name, table in tables.items():
+        path = folder / f"{name}.csv"
+        write_atomic(path, csv_text(table))
+        paths.append(path)
+    return paths
+
+# %% ../../nbs/09_apps/08_evaluate.ipynb #def-evaluated-class
 @dataclass(repr=False)
 class Evaluated:
     """Result of `evaluate`.
@@ -310,23 +385,7 @@ class Evaluated:
     @property
     def verdict(self) -> str:
         """Accuracy on unseen domains, the worst domain and the calibration, in sentences."""
-        of_test = _averaged(_measured_by_run(self._test_images(), ["role"]), ["role"])
-        lines = []
-        for row in of_test.itertuples():
-            same = self._test_images()
-            same = same[(same.algorithm == row.algorithm) & (same["mode"] == row.mode)]
-            by_domain = same.groupby("domain", observed=True).correct.mean()
-            line = (
-                f"{row_name(row.algorithm, row.mode)} classifies {row.accuracy:.1%} of the images "
-                f"of unseen domains correctly ({plural(row.runs, 'run')})."
-            )
-            if len(by_domain) > 1:
-                line += f" The worst domain is {by_domain.idxmin()}, at {by_domain.min():.1%}."
-            confidence = same.probability.mean()
-            too = "too sure" if confidence > row.accuracy else "not sure enough"
-            line += f" It is {too}: its mean probability is {confidence:.1%}."
-            lines.append(line)
-        return " ".join(lines)
+        return _verdict_of(self._test_images())
 
     def _test_images(self) -> pd.DataFrame:
         """Return the images of the test domains."""
@@ -353,26 +412,7 @@ class Evaluated:
             HmoeError: if the data set is not available.
         """
         worst = measures.top_losses(self._of(algorithm, "test"), count)
-        columns = min(6, len(worst))
-        rows = -(-len(worst) // columns)
-        figure, axes = plt.subplots(rows, columns, figsize=(6.6, 1.45 * rows), squeeze=False)
-        for axis in axes.flat:
-            axis.axis("off")
-        for axis, row in zip(axes.flat, worst.itertuples()):
-            axis.imshow(self._picture(row), cmap="grey")
-            text = f"{row.label}, not {row.predicted}\n({row.probability:.0%})"
-            axis.set_title(text, fontsize=8)
-        return figure
-
-    def _picture(self, row):
-        """Return the picture of a row of `images`, (H, W, C) or (H, W)."""
-        import torch
-
-        record = next(r for r in self.records if r["run_id"] == row.run_id)
-        data = build_dataset(RunConfig.from_dict(record["config"]), self.data_dir)
-        position = data.domain_index(row.domain)
-        picture = data.pictures(position, torch.tensor([row.position]))[0]
-        return picture.permute(1, 2, 0).squeeze().numpy()
+        return _contact_sheet(worst, self.records, self.data_dir)
 
     @public(path=Place)
     def save(self, path="evaluation.html") -> Path:
@@ -396,20 +436,7 @@ class Evaluated:
         Returns:
             The absolute paths.
         """
-        folder = ensure_writable(expanded(folder).absolute())
-        tables = {
-            "images": self.images,
-            "runs": self.frame.drop(columns="record"),
-            "by_role": self.measured("role"),
-            "by_domain": self.measured(("role", "domain")),
-            "by_class": self.measured(("role", "label")),
-        }
-        paths = []
-        for name, table in tables.items():
-            path = folder / f"{name}.csv"
-            write_atomic(path, table.to_csv(index=False))
-            paths.append(path)
-        return paths
+        return _write_tables(self, ensure_writable(expanded(folder).absolute()))
 
 # %% ../../nbs/09_apps/08_evaluate.ipynb #def-page
 def _picture_uri(figure) -> str:

@@ -207,7 +207,7 @@ def _joined_columns(columns: list[dict[str, torch.Tensor | list[str]]]) -> dict[
             joined[name] += values.tolist() if isinstance(values, torch.Tensor) else values
     return joined
 
-
+# %% ../../nbs/05_training/12_predictions.ipynb #def-collect-all
 def collect_predictions(
     evaluation: Evaluation, algorithm, folder: Path, steps: dict[str, int]
 ) -> Predictions:
@@ -252,13 +252,18 @@ def collect_predictions(
     labels = []
     positions = []
     roles = []
-    samples = []
+    ids: list[str] = []
+    columns = []
+    indices = []
     for part in parts:
         position = data.domain_index(part.domain)
         labels.append(data.labels[position][part.indices.to(data.labels[position].device)].cpu())
         positions.append(torch.full((len(part.indices),), position))
+        indices.append(part.indices.cpu())
         roles += [part.role] * len(part.indices)
-        samples.append(describe_samples(data, part.domain, part.indices.cpu()))
+        described = describe_samples(data, part.domain, part.indices.cpu())
+        ids += described.ids
+        columns.append(described.columns)
     return Predictions(
         run_id=config.run_id,
         class_names=list(data.class_names),
@@ -268,10 +273,10 @@ def collect_predictions(
         steps=dict(steps),
         label=torch.cat(labels),
         domain=torch.cat(positions),
-        index=torch.cat([part.indices.cpu() for part in parts]),
+        index=torch.cat(indices),
         role=roles,
-        ids=[name for of_part in samples for name in of_part.ids],
-        meta=_joined_columns([of_part.columns for of_part in samples]),
+        ids=ids,
+        meta=_joined_columns(columns),
         left_out=left_out,
     )
 

@@ -256,7 +256,7 @@ def _measure(trainer: Trainer, folder: Path) -> dict:
         save_model(selected_path(folder, "last"), trainer.algorithm, _names(trainer))
     return scores
 
-
+# %% ../../nbs/05_training/13_run.ipynb #def-train-run
 def _in_domain_entries(trainer: Trainer) -> dict:
     """Return the entries of a record about test images of the training domains, or {}."""
     accuracies = in_domain_accuracy(
