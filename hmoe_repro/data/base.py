@@ -445,7 +445,7 @@ def _split_sample(sample, where: str) -> tuple[object, object, Mapping]:
         raise HmoeError(cause, fix="a dictionary as third element: (image, label, {key: value}).")
     return image, label, more[0]
 
-
+# %% ../../nbs/02_data/01_base.ipynb #def-read-items
 def _item(domain: str, dataset: Dataset, i: int) -> tuple[torch.Tensor, int, Mapping]:
     """Read image, label and metadata number `i` of a `Dataset`.
 
