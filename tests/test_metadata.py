@@ -22,7 +22,6 @@ from hmoe_repro.algorithms.conformance import check_algorithm, random_batches
 from hmoe_repro.algorithms.domainbed_adapter import DomainBedAlgorithm
 from hmoe_repro.algorithms.robustness import GroupDRO
 from hmoe_repro.apps.compare import compare
-from hmoe_repro.apps.own_images import read_pool
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.metadata import Metadata, Minibatch, as_column, describe_samples
 from hmoe_repro.data.base import MultiDomainDataset, as_dataset
@@ -506,13 +505,6 @@ def test_metadata_of_a_folder_are_in_its_fingerprint_and_any_order_of_rows_is_th
     unnamed = scan_tree(root)  # a table without `file_name` stays a file that is left out
     assert "metadata.csv" in " ".join(unnamed.notes)
     assert ImageDataset(unnamed).fingerprint == bare.fingerprint
-
-
-def test_discovery_says_that_it_does_not_use_a_table(place):
-    write_folder(place / "pictures")
-    assert "metadata.csv is not used" in " ".join(read_pool(place / "pictures").notes)
-    (place / "pictures/metadata.csv").unlink()
-    assert "metadata.csv" not in " ".join(read_pool(place / "pictures").notes)
 
 
 # Runs

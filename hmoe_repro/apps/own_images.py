@@ -29,7 +29,6 @@ from ..core.files import expanded, plain_file, resolved
 from ..core.seeds import seed_hash
 from hmoe_repro.data.image_folder import (
     IMAGE_SUFFIXES,
-    METADATA,
     ImageTree,
     check_encoding,
     check_names,
@@ -193,8 +192,6 @@ def read_pool(folder, labels=None, classes: bool = True) -> Pool:
     check_names(root.name, set(zip(images.domain, images["class"])))
     if len(images) < len(files):
         notes.append(f"{len(files) - len(images)} images outside class folders are left out")
-    if (root / METADATA).is_file():
-        notes.append(f"{METADATA} is not used: images are grouped by what they show")
     domains_of_class = images.groupby("class").domain.nunique()
     if images.domain.nunique() > 1 and domains_of_class.max() == 1:
         notes.append("no class occurs in two of the domains: their folders may be the classes")
