@@ -15,7 +15,6 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pandas as pd
-import torch
 
 from .. import __version__
 from ..algorithms import get_algorithm

@@ -20,7 +20,14 @@ import torch.nn.functional as F
 from torch.utils.data import Dataset
 
 from ..core.errors import HmoeError, check_choice, first_line, listed, plural, public
-from ..core.metadata import Column, as_column, check_key, check_meta, hash_meta
+from hmoe_repro.core.metadata import (
+    Column,
+    as_column,
+    check_key,
+    check_meta,
+    hash_meta,
+    move_column,
+)
 
 # %% ../../nbs/02_data/01_base.ipynb #def-domains
 class Domains:
@@ -325,9 +332,7 @@ class MultiDomainDataset(Domains):
         moved.labels = [labels.to(device) for labels in self.labels]
         moved.meta = {}
         for key, columns in self.meta.items():
-            if isinstance(columns[0], torch.Tensor):
-                columns = [column.to(device) for column in columns]
-            moved.meta[key] = columns
+            moved.meta[key] = [move_column(column, device) for column in columns]
         return moved
 
     @functools.cached_property
@@ -414,12 +419,12 @@ _SAMPLES = "pairs (image, label), triples (image, label, metadata), or dictionar
 class _Part(NamedTuple):
     """Images and labels of one domain as the user gave them, with metadata."""
 
-    x: object  # images (N, C, H, W)
-    y: object  # labels (N,)
+    x: torch.Tensor  # images (N, C, H, W)
+    y: torch.Tensor  # labels (N,)
     meta: Mapping  # key -> a value for each image
 
 
-def _split_sample(sample, where: str) -> tuple[object, object, Mapping]:
+def _split_sample(sample, where: str) -> tuple:
     """Return image, label and metadata of an item of a `Dataset`.
 
     Raises:
@@ -445,7 +450,7 @@ def _split_sample(sample, where: str) -> tuple[object, object, Mapping]:
         raise HmoeError(cause, fix="a dictionary as third element: (image, label, {key: value}).")
     return image, label, more[0]
 
-
+# %% ../../nbs/02_data/01_base.ipynb #def-read-items
 def _item(domain: str, dataset: Dataset, i: int) -> tuple[torch.Tensor, int, Mapping]:
     """Read image, label and metadata number `i` of a `Dataset`.
 

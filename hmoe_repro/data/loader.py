@@ -340,21 +340,6 @@ class ImageFiles(LazyDataset):
         """Further labels, name -> a tensor (N_i,) int64 for each domain."""
         return self.tree.factors
 
-    @property
-    def meta(self) -> dict[str, list[Column]]:
-        """Metadata: key -> for each domain, a tensor (N_i, ...) or a list of N_i texts."""
-        return self.tree.meta
-
-    def sample_ids(self, position: int, indices: torch.Tensor) -> list[str]:
-        """Return the paths of image files of a domain, below the folder of the data set.
-
-        Args:
-            position: position of the domain in `domain_names`.
-            indices: (B,) indices of the images in that domain.
-        """
-        files = self.tree.files[position]
-        return [files[i] for i in indices.tolist()]
-
     @functools.cached_property
     def fingerprint(self) -> str:
         """Hash of names, paths, labels, contents and metadata in use: twelve digits."""
@@ -366,7 +351,7 @@ class ImageFiles(LazyDataset):
             for file, label in zip(files, labels.tolist()):
                 line = f"{file}\0{label}\0{contents[file]}\n"
                 digest.update(line.encode("utf-8", "surrogateescape"))
-        hash_meta(self.meta, digest)
+        hash_meta(self.tree.meta, digest)
         return digest.hexdigest()[:12]
 
 # %% ../../nbs/02_data/07_loader.ipynb #def-imagedataset
@@ -410,6 +395,21 @@ class ImageDataset(ImageFiles):
                 other.ledger = self.ledger
             self._asked, self._prepared = asked, other
         return self._prepared
+
+    @property
+    def meta(self) -> dict[str, list[Column]]:
+        """Metadata: key -> for each domain, a tensor (N_i, ...) or a list of N_i texts."""
+        return self.tree.meta
+
+    def sample_ids(self, position: int, indices: torch.Tensor) -> list[str]:
+        """Return the paths of image files of a domain, below the folder of the data set.
+
+        Args:
+            position: position of the domain in `domain_names`.
+            indices: (B,) indices of the images in that domain.
+        """
+        files = self.tree.files[position]
+        return [files[i] for i in indices.tolist()]
 
     @functools.cached_property
     def _rows(self) -> list[torch.Tensor]:

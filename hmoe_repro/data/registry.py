@@ -533,7 +533,7 @@ def keep_data(data: MultiDomainDataset):
     path = _data_path(data.fingerprint)
     if path.exists() or not isinstance(data, MultiDomainDataset):
         return
-    parts = {"images": data.images, "labels": data.labels}
+    parts: dict[str, list] = {"images": data.images, "labels": data.labels}
     for name, values in data.factors.items():
         parts[f"factors.{name}"] = values
     texts = {}
