@@ -58,7 +58,7 @@ def main():
         file.write_text(STUDY, encoding="utf-8")
         store = RunStore(work / "runs")
         sweep(study_configs(file), store=store, jobs=0)
-        evaluated = evaluate(file, store=store)
+        evaluated = evaluate(file, store=store)  # which also keeps predictions for the report
         keep_part(evaluated.save(work / "evaluation.html"), HERE / "evaluate_page.png", 1500)
         keep_part(study_page(file, store, work), HERE / "report_page.png", 1500)
 

@@ -213,6 +213,9 @@ def _averaged(measured: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+_HEADINGS = {"balanced_accuracy": "balanced", "worst_class_accuracy": "worst class"}
+
+
 def text_of_measures(table: pd.DataFrame) -> pd.DataFrame:
     """Merge each mean of `Evaluated.measured` and its standard error into a text, for people."""
     text = table.copy()
@@ -220,7 +223,7 @@ def text_of_measures(table: pd.DataFrame) -> pd.DataFrame:
         error = text.pop(f"{name}_se")
         pairs = zip(text[name], error)
         text[name] = [f"{m:.3f}" if pd.isna(e) else f"{m:.3f} ± {e:.3f}" for m, e in pairs]
-    return text
+    return text.rename(columns=_HEADINGS)
 
 # %% ../../nbs/09_apps/08_evaluate.ipynb #def-parts
 def _verdict_of(images: pd.DataFrame) -> str:
@@ -234,14 +237,15 @@ def _verdict_of(images: pd.DataFrame) -> str:
         of_row = images[(images.algorithm == row.algorithm) & (images["mode"] == row.mode)]
         of_domain = of_row.groupby("domain", observed=True).correct.mean()
         line = (
-            f"{row_name(row.algorithm, row.mode)} classifies {row.accuracy:.1%} of the images "
-            f"of unseen domains correctly ({plural(row.runs, 'run')})."
+            f"{row_name(row.algorithm, row.mode)} classifies {100 * row.accuracy:.1f} % of the "
+            f"images of unseen domains correctly ({plural(row.runs, 'run')})."
         )
         if len(of_domain) > 1:
-            line += f" The worst domain is {of_domain.idxmin()}, at {of_domain.min():.1%}."
+            worst = 100 * of_domain.min()
+            line += f" The worst domain is {of_domain.idxmin()}, at {worst:.1f} %."
         confidence = of_row.probability.mean()
         too = "too sure" if confidence > row.accuracy else "not sure enough"
-        lines.append(f"{line} It is {too}: its mean probability is {confidence:.1%}.")
+        lines.append(f"{line} It is {too}: its mean probability is {100 * confidence:.1f} %.")
     return " ".join(lines)
 
 
