@@ -20,7 +20,7 @@ from hmoe_repro.studies.sweep import sweep
 from hmoe_repro.training.store import RunStore
 
 HERE = Path(__file__).resolve().parent
-WIDTH = 1000  # of a page, in pixels
+WIDTH = 1150  # of a page, in pixels
 COLOURS = 128  # of a picture
 STUDY = """
 title = "ERM and GroupDRO on two unseen styles of digits"
