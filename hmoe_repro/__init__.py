@@ -7,11 +7,13 @@
     config = hm.make_config("ERM", "DigitDomains", test_domains=["sketch"], steps=300)
     record = hm.run(config)
     frame = hm.results("quick-digits")
+    evaluated = hm.evaluate(config.run_id)
     model = hm.load(config.run_id)
 
 Compare algorithms: `compare`. Group one's own images: `discover`. Predict: `load`.
 Build: `get_algorithm`, `Algorithm`, `register`, `load_dataset`, `list_*`.
 Train: `make_config`, `RunConfig`, `run`, `sweep`. Read records: `results`, `checkpoints`.
+Measure predictions: `evaluate`, `predictions`, `confusion`.
 A name is imported when it is first used. The command line is `hmoe`, or `python -m hmoe_repro`.
 """
 
@@ -23,7 +25,9 @@ if TYPE_CHECKING:  # for editors and type checkers
     from .algorithms.base import Algorithm, register
     from .analysis.results import checkpoints, results
     from .apps.compare import compare
+    from .analysis.measures import confusion
     from .apps.discover import discover
+    from .apps.evaluate import evaluate, predictions
     from .apps.predict import load
     from .data.registry import list_datasets, load_dataset
     from .networks.registry import list_networks
@@ -38,7 +42,9 @@ __all__ = [
     "RunConfig",
     "checkpoints",
     "compare",
+    "confusion",
     "discover",
+    "evaluate",
     "get_algorithm",
     "list_algorithms",
     "list_datasets",
@@ -46,6 +52,7 @@ __all__ = [
     "load",
     "load_dataset",
     "make_config",
+    "predictions",
     "register",
     "results",
     "run",
@@ -56,7 +63,9 @@ _MODULES = {  # public name -> the module that defines it
     "RunConfig": "training.run_config",
     "checkpoints": "analysis.results",
     "compare": "apps.compare",
+    "confusion": "analysis.measures",
     "discover": "apps.discover",
+    "evaluate": "apps.evaluate",
     "get_algorithm": "algorithms",
     "list_algorithms": "algorithms",
     "list_datasets": "data.registry",
@@ -64,6 +73,7 @@ _MODULES = {  # public name -> the module that defines it
     "load": "apps.predict",
     "load_dataset": "data.registry",
     "make_config": "training.planning",
+    "predictions": "apps.evaluate",
     "register": "algorithms.base",
     "results": "analysis.results",
     "run": "training.run",

@@ -483,5 +483,10 @@ def test_a_study_of_ones_own_is_planned_trained_and_selected(tmp_path):
     assert "trial seeds: 2" in selected.stdout
     reported = hmoe("report", "mine.toml", "--output", "pages", folder=tmp_path)
     assert reported.returncode == 0, reported.stderr
+    page = tmp_path / "pages" / "mine.html"
+    assert reported.stdout.split() == ["wrote", "pages/mine.html"]
+    assert page.read_text(encoding="utf-8").count("<svg") >= 1
+    reported = hmoe("report", "mine.toml", "--output", "pages", "--notebook", folder=tmp_path)
+    assert reported.returncode == 0, reported.stderr
     assert reported.stdout.strip().startswith("rendered ")
     assert list(tmp_path.glob("pages/**/*.png"))

@@ -72,7 +72,7 @@ class Odd(Dataset):
             raise OSError("disk error at item 3")
         image, label = torch.full((3, 16, 16), i / 8), i % 2
         if self.kind == "dictionary":
-            return {"image": image, "label": label}
+            return {"pixels": image, "label": label}
         return image if self.kind == "single" else (image, label)
 
 
@@ -230,7 +230,11 @@ BAD = [
     ({"a": (X, Y, Y), "b": (X, Y)}, {}, "domain 'a' has 3 parts"),
     ({"a": TensorDataset(X, Y, Y), "b": (X, Y)}, {}, "item 0 .*'a' has 3 elements"),
     ({"a": TensorDataset(X, Y + 0.5), "b": (X, Y)}, {}, r"has the label tensor\(0.5000\)"),
-    ({"a": Odd("dictionary"), "b": (X, Y)}, {}, r"item 0 .*is a dictionary \(image, label\)"),
+    (
+        {"a": Odd("dictionary"), "b": (X, Y)},
+        {},
+        r"item 0 .*dictionary without 'image' \(pixels, label\)",
+    ),
     ({"a": Odd("error"), "b": (X, Y)}, {}, "item 3 .*raised OSError: disk error at item 3"),
     ({"a": Odd("single"), "b": (X, Y)}, {}, "item 0 .*is Tensor, no pair"),
     ({"a": (X, Y), "b": (X, Y)}, {"classes": ["x"]}, "the classes are x, not two"),

@@ -45,6 +45,7 @@ BASES = {  # what a command is called with besides the option in question: nothi
     "report": ["report", "mine.toml"],
     "export-domainbed": ["export-domainbed", "out"],
     "discover": ["discover", "nowhere"],
+    "evaluate": ["evaluate", "000000000000"],
     "predict": ["predict", "nowhere", "--model", "000000000000"],
     "export": ["export", "000000000000"],
     "new-algorithm": ["new-algorithm", "Mine"],

@@ -101,7 +101,7 @@ def test_what_no_file_can_be_is_refused(tmp_path, arguments, said):
 def blocks(root):
     "The code of the page: of their classes, of ours, and what is done with them."
     text = (root / "docs" / "porting.md").read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 155
+    assert len(text.splitlines()) <= 160
     *pairs, last = re.findall(r"```python\n(.*?)```", text, re.S)
     assert len(pairs) == 2 * len(SETTINGS)
     return pairs[::2], pairs[1::2], last

@@ -31,7 +31,7 @@ COMPUTED = {  # notebook, number in its prose: what it is
     ("02_data/08_benchmarks", "458"): 24_788 - 24_330,  # as published, and today
     ("04_algorithms/03_base", "48"): 3 * 16,
     ("04_algorithms/18_causal", "18"): 36 / 2,
-    ("05_training/13_fair_comparison", "358"): (6_990 - 18 * 269) / 6,
+    ("05_training/14_fair_comparison", "358"): (6_990 - 18 * 269) / 6,
     ("09_apps/04_discover", "112"): 2 * 4 * 14,
     ("02_data/06_cache", "1.5"): 9_991 * 3 * 224**2 / 1e9,
     ("03_networks/07_timm_models", "28"): 100 * (16 / 30) ** 2,
@@ -53,7 +53,7 @@ QUOTED = {  # notebook: numbers of its prose that are others', or settings of an
     "03_networks/06_backbones": {"0.02"},  # timm's initialisation
     "03_networks/12_model_size": {"4.8", "4.6"},  # GMoE's text
     "05_training/10_measurements": {"500"},  # networks.routing.CHOICES
-    "05_training/13_fair_comparison": {"20"},  # DomainBed's protocol
+    "05_training/14_fair_comparison": {"20"},  # DomainBed's protocol
     "07_analysis/04_tables": {  # where tables of the papers disagree
         "2.2", "12.7", "13.07", "30.13", "38.25", "38.6", "47.3", "50.06", "78.8", "79.10",
         "80.05", "80.1", "86.9",

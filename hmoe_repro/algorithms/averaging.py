@@ -103,6 +103,7 @@ def wrapped(averaging: type[Averaging], base: type[Algorithm]) -> type[Averaging
         "base": base,
         "HPARAMS": base.HPARAMS | averaging.EXTRA_HPARAMS,
         "modes": base.modes,
+        "needs_meta": base.needs_meta,
         "name": f"{averaging.name}-{vars(base).get('name', base.__name__)}",
         "paper": f"{averaging.paper}; {getattr(base, 'paper', 'own')}",
         "needs_domain_labels": getattr(base, "needs_domain_labels", False),

@@ -21,6 +21,7 @@ from torch import nn
 from .hparams import merge_hparams
 from .tools import match_layouts, to_floats
 from ..core.errors import HmoeError, public
+from ..core.metadata import as_minibatch
 from ..networks.measuring import Measurement
 from hmoe_repro.networks.registry import (
     NETWORKS,
@@ -175,7 +176,8 @@ class Algorithm(Resumable):
     """Base of all algorithms, with DomainBed's interface.
 
     A subclass defines `predict` and `loss`, or `steps` if an update makes several steps. In all
-    methods, `minibatches` is a list of (x (B, C, H, W), y (B,)), one pair per training domain.
+    methods, `minibatches` is a list of (x (B, C, H, W), y (B,)), one pair per training domain. In
+    `loss` and `steps` each pair is a `Minibatch`, with the attributes `meta` and `ids`.
 
     Args:
         input_shape: (C, H, W) of an image.
@@ -211,6 +213,7 @@ class Algorithm(Resumable):
     phase_frozen: tuple[str, ...] = ()  # prefixes of parameters that are not trained in some phase
     # name -> path of a file that the class reads, relative to the class's file
     files: dict[str, str] = {}
+    needs_meta: tuple[str, ...] = ()  # keys of the metadata that training reads
     measurements: tuple[Measurement, ...] = (EXPERT_CHOICES,)  # recorded after training
     needs_two_domains = ""  # first clause of the error for a single training domain
 
@@ -297,18 +300,20 @@ class Algorithm(Resumable):
         """Train on one batch per training domain.
 
         Args:
-            minibatches: (x, y) of each training domain.
+            minibatches: (x, y) or (x, y, meta) of each training domain. meta is a dictionary:
+                key -> tensor (B, ...) or list of B texts.
             unlabeled: part of DomainBed's interface, ignored here.
 
         Returns:
             The reported scalars as floats.
 
         Raises:
-            HmoeError: if `loss` does not return a dictionary with a scalar tensor 'loss'.
+            HmoeError: if `loss` does not return a dictionary with a scalar tensor 'loss', and if
+                it reads metadata that the minibatches do not have.
         """
         if self.optimizer is None:
             self.optimizer = self.make_optimizer()
-        losses = self.steps(minibatches)
+        losses = self.steps([as_minibatch(batch) for batch in minibatches])
         self.update_count += 1
         return to_floats(losses)
 

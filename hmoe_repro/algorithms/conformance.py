@@ -12,6 +12,7 @@ import copy
 import math
 import pickle
 import random
+from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -22,10 +23,18 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .base import SHARED_HPARAMS, Algorithm, as_floats
 from ..core.errors import HmoeError, check_choice
+from ..core.metadata import Column, Minibatch, as_column, select_values
 from ..core.seeds import seed_everything, undisturbed
 
 # %% ../../nbs/04_algorithms/04_conformance.ipynb #def-random-batches
-def random_batches(num_domains: int, input_shape, num_classes: int, seed: int, size: int = 8):
+def random_batches(
+    num_domains: int,
+    input_shape,
+    num_classes: int,
+    seed: int,
+    size: int = 8,
+    meta: Mapping[str, Column] | None = None,
+) -> list[Minibatch]:
     """Draw noise images with random labels.
 
     Args:
@@ -34,16 +43,22 @@ def random_batches(num_domains: int, input_shape, num_classes: int, seed: int, s
         num_classes: labels are 0 ... num_classes - 1.
         seed: seed of the draws.
         size: images per domain.
+        meta: key -> values (K, ...) or K texts, one of which each image gets at random.
 
     Returns:
-        M pairs (x (size, C, H, W), y (size,)).
+        M pairs (x (size, C, H, W), y (size,)), with metadata.
     """
     generator = torch.Generator().manual_seed(seed)
+    meta_generator = torch.Generator().manual_seed(seed)
     batches = []
     for _ in range(num_domains):
         x = torch.rand(size, *input_shape, generator=generator)
         y = torch.randint(num_classes, (size,), generator=generator)
-        batches.append((x, y))
+        drawn = {}
+        for key, values in (meta or {}).items():
+            indices = torch.randint(len(values), (size,), generator=meta_generator)
+            drawn[key] = select_values(values, indices)
+        batches.append(Minibatch(x, y, drawn))
     return batches
 
 # %% ../../nbs/04_algorithms/04_conformance.ipynb #def-trial
@@ -55,6 +70,7 @@ class Trial(NamedTuple):
     num_classes: int
     num_domains: int
     hparams: dict
+    meta: Mapping[str, Column] | None = None  # values of metadata, see `random_batches`
 
     def build(self) -> Algorithm:
         """Construct the algorithm."""
@@ -62,7 +78,9 @@ class Trial(NamedTuple):
 
     def batches(self, seed: int):
         """Draw `random_batches` of the algorithm's shapes and domains."""
-        return random_batches(self.num_domains, self.input_shape, self.num_classes, seed)
+        return random_batches(
+            self.num_domains, self.input_shape, self.num_classes, seed, meta=self.meta
+        )
 
 # %% ../../nbs/04_algorithms/04_conformance.ipynb #def-trained
 CHANGE = 2  # updates before a change of phase
@@ -227,7 +245,9 @@ def small_network(cls: type[Algorithm]) -> str:
 
 # %% ../../nbs/04_algorithms/04_conformance.ipynb #def-check-algorithm
 @undisturbed()
-def check_algorithm(cls: type[Algorithm], input_shape=(3, 16, 16), num_domains=3, hparams=None):
+def check_algorithm(
+    cls: type[Algorithm], input_shape=(3, 16, 16), num_domains=3, hparams=None, meta=None
+):
     """Run the conformance test of an algorithm, and restore the global random generators.
 
     Args:
@@ -235,12 +255,17 @@ def check_algorithm(cls: type[Algorithm], input_shape=(3, 16, 16), num_domains=3
         input_shape: (C, H, W) of the random images, which have four classes.
         num_domains: number of training domains.
         hparams: hyper-parameters in addition to the defaults and a small network.
+        meta: key of metadata -> values, one of which each random image gets. A key in `needs_meta`
+            has the values 0 and 1 by default.
 
     Raises:
         AssertionError: if a rule is broken. The message says which.
     """
     hparams = {"network": small_network(cls)} | (hparams or {})
-    trial = Trial(cls, input_shape, 4, num_domains, hparams)
+    columns = {key: torch.arange(2) for key in cls.needs_meta}
+    for key, values in (meta or {}).items():
+        columns[key] = as_column(values, f"metadata {key!r} of check_algorithm")
+    trial = Trial(cls, input_shape, 4, num_domains, hparams, columns)
     seed_everything(0)
     built = trial.build()
     phases = phase_hparams(built)

@@ -34,6 +34,7 @@ from .tools import match_layouts
 from ..core.config import CONFIG
 from ..core.errors import HmoeError, TimeLimit, check_choice, time_limit
 from ..core.files import resolved
+from ..core.metadata import as_minibatch
 from ..core.seeds import random_state, restore_random_state
 from ..networks.registry import make_featurizer, network_options
 from ..networks.search_space import LARGE_IMAGE, HParam
@@ -456,7 +457,7 @@ class DomainBedAlgorithm(Algorithm):
         if not self.ended:
             self._match_layouts()
             with _with_line(self.name):
-                reported = self.inner.update(minibatches)
+                reported = self.inner.update([as_minibatch(batch) for batch in minibatches])
             check_reads(self.package)
             self.reported = as_floats(reported, self.name)
         self.update_count += 1

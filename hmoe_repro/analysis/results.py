@@ -30,7 +30,8 @@ from ..core.seals import seal_fault
 from ..core.toml import package_toml
 from ..method.hmoe import HMOE_MODES
 from ..method.toy_hmoe import TOY_OMITS
-from ..studies.study_file import PROFILE_OF
+from ..studies.studies import study_configs
+from ..studies.study_file import PROFILE_OF, read_study
 from ..training.protocols import parse_evaluate_option
 from ..training.run_config import TOY, RunConfig
 from hmoe_repro.training.selection import (
@@ -304,13 +305,31 @@ def _results_of_folder(folder: Path) -> pd.DataFrame:
     return frame_of(records)
 
 
-@public(source=Place | Sequence[str], store=Place)
+def _results_of_study_file(source) -> pd.DataFrame:
+    """Read the `results` of a study file: those of its runs that have a record in the store.
+
+    Raises:
+        HmoeError: if none has one.
+    """
+    study = read_study(source)
+    store = RunStore()
+    records = [store.read(config.run_id) for config in study_configs(study)]
+    present = [record for record in records if record is not None]
+    if not present:
+        raise HmoeError(
+            f"no run of {source} has a record in {store.folder}.", fix=f"`hmoe sweep {source}`."
+        )
+    return frame_of(present, study.name)
+
+
+@public(source=object, store=Place)
 def results(source, store: str = "") -> pd.DataFrame:
     """Read published records or a folder of runs into a frame, a row for each run and mode.
 
     Args:
-        source: a study ('quick-digits'), several of them, a `.jsonl` file, or a folder of
-            runs ('runs').
+        source: a published study ('quick-digits'), several of them, a `.jsonl` file, a folder of
+            runs ('runs'), a study file ('my_study.toml', whose runs are read from HMOE_RUNS or
+            `runs/`), or the result of `compare`.
         store: folder of the studies, as in `study_file`.
 
     Returns:
@@ -335,19 +354,21 @@ def results(source, store: str = "") -> pd.DataFrame:
     >>> len(frame), sorted(frame["mode"].unique())
     (120, ['max', 'mix', 'ood'])
     """
+    if isinstance(getattr(source, "frame", None), pd.DataFrame):
+        return source.frame
+    if not isinstance(source, Place | Sequence):
+        cause = f"results of {type(source).__name__} cannot be read."
+        raise HmoeError(cause, fix="name a study, a study file or a folder of runs.")
     if isinstance(source, Place) and _is_folder(source, store):
         return _results_of_folder(expanded(source))
+    if isinstance(source, Place) and str(source).endswith(".toml"):
+        return _results_of_study_file(source)
     if isinstance(source, os.PathLike) or str(source).endswith(".jsonl"):
         store = str(expanded(source).absolute().parent)
         source = Path(source).stem
     studies = [source] if isinstance(source, str) else list(source)
     if not studies:
         raise HmoeError("no study is named.", fix="name one such as 'quick-digits'.")
-    for study in studies:
-        if study.endswith(".toml"):
-            cause = f"{study} is a study file: it says what to train and has no results."
-            fix = f"train it by `hmoe sweep {study}`, then read the folder by results('runs')."
-            raise HmoeError(cause, fix=fix)
     frames = [frame_of(load_study(name, store), name) for name in studies]
     frame = pd.concat(frames, ignore_index=True)
     return frame.drop_duplicates(["run_id", "mode"], ignore_index=True)

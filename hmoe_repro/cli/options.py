@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['JobsOption', 'DeviceOption', 'DataDirOption', 'DomainBedOption', 'LogOption', 'EngineOption', 'ResumeAnywayOption',
-           'SeedOption', 'SettingsOption', 'SkipUnreadableOption', 'PagesArgument', 'PagesOrStudiesArgument',
-           'ProfileOption', 'OptionalProfileOption', 'OnRequestOption', 'AlgorithmsOption', 'DatasetOption',
-           'PublishedStudyOption', 'WhereOption', 'FormatsOption', 'PANEL_OF', 'MANY_OPTIONS', 'configure',
-           'writable_file', 'path_from_here', 'print_written', 'option', 'argument', 'name_values', 'parse_settings',
-           'print_table', 'print_frame', 'say', 'say_frame']
+           'SavePredictionsOption', 'SeedOption', 'SettingsOption', 'SkipUnreadableOption', 'PagesArgument',
+           'PagesOrStudiesArgument', 'ProfileOption', 'OptionalProfileOption', 'OnRequestOption', 'AlgorithmsOption',
+           'DatasetOption', 'PublishedStudyOption', 'WhereOption', 'FormatsOption', 'PANEL_OF', 'MANY_OPTIONS',
+           'configure', 'writable_file', 'path_from_here', 'print_written', 'option', 'argument', 'name_values',
+           'parse_settings', 'print_table', 'print_frame', 'say', 'say_frame']
 
 # %% ../../nbs/11_cli/01_options.ipynb #imports
 import inspect
@@ -31,6 +31,7 @@ def configure(
     domainbed: str | None = None,
     log: list[str] | None = None,
     resume_anyway: bool = False,
+    save_predictions: bool = False,
 ) -> str | None:
     """Apply the options of a command to this process and the workers that it starts.
 
@@ -39,6 +40,7 @@ def configure(
         domainbed: the checkout of DomainBed. By default HMOE_DOMAINBED.
         log: the names of loggers.
         resume_anyway: whether runs resume from a state of other versions of the packages.
+        save_predictions: whether runs keep the logits of every image.
 
     Returns:
         The folder of data sets if an option or the environment names one, else None.
@@ -51,6 +53,7 @@ def configure(
     if log:
         CONFIG.log = check_loggers(log)
     CONFIG.resume_anyway = resume_anyway
+    CONFIG.save_predictions = save_predictions
     if data_dir:
         return str(use_folder("HMOE_DATA", data_dir))
     return os.environ.get("HMOE_DATA")
@@ -140,6 +143,9 @@ ResumeAnywayOption = Annotated[
         "Resume a run that another version of PyTorch began; the record says so.", "--resume-anyway"
     ),
 ]
+SavePredictionsOption = Annotated[
+    bool, option("Also keep the logits of every image, for `hmoe evaluate`.", "--save-predictions")
+]
 SeedOption = Annotated[
     int, option("Seed of the split, the weights and the batches.", min=0, max=2**32 - 1)
 ]
@@ -221,7 +227,7 @@ _PANELS = {  # title -> options, by the names of their parameters
     "Training": "steps epochs checkpoint_frequency sampler protocol splits precision determinism "
     "restarts seed",
     "Evaluation": "evaluate measure",
-    "Files": "output sort_into links skip_unreadable",
+    "Files": "output sort_into links skip_unreadable save_predictions tables",
     "This machine": "device jobs workers engine gpus_per_run minutes data_dir domainbed log "
     "resume_anyway",
 }

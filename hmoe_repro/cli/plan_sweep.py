@@ -214,6 +214,7 @@ def sweep_command(
     domainbed: options.DomainBedOption = None,
     log: options.LogOption = None,
     resume_anyway: options.ResumeAnywayOption = False,
+    save_predictions: options.SavePredictionsOption = False,
 ):
     """Train the missing runs of pages or studies, without rendering.
 
@@ -226,8 +227,9 @@ def sweep_command(
     started = time.monotonic()
     from hmoe_repro.studies.request import runs_of
     from hmoe_repro.studies.sweep import SweepOptions, sweep
+    from hmoe_repro.training.predictions import ensure_all_predictions
 
-    data_dir = options.configure(data_dir, domainbed, log, resume_anyway)
+    data_dir = options.configure(data_dir, domainbed, log, resume_anyway, save_predictions)
     request = requested(**flags)
     configs = runs_of(request.studies, request.selection)
     sweep_options = SweepOptions(
@@ -247,6 +249,8 @@ def sweep_command(
         print(summary)  # quiet or not: something is left to do
     else:
         say(summary)
+    if save_predictions:
+        ensure_all_predictions(outcomes.records(), outcomes.store, device, data_dir)
     print_written(outcomes.store.folder)
     outcomes.refuse_failed()
 

@@ -19,7 +19,7 @@ from hmoe_repro.cli.options import (
     say,
     say_frame,
 )
-from ..core.errors import check_choice, printable
+from ..core.errors import HmoeError, check_choice, printable
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-publish
 def publish_command(
@@ -151,24 +151,41 @@ def select_command(
 def report_command(
     study: Annotated[str, argument("A study, by name or file: my_study.toml.")],
     output: Annotated[str, option("Folder of the page.")] = "reports",
+    notebook: Annotated[
+        bool, option("Render the notebook page instead; needs papermill.", "--notebook")
+    ] = False,
     formats: options.FormatsOption = None,
 ):
-    """Write the page of a study: table, detectable differences, curves.
+    """Write one HTML page about a study: table, intervals, curves, confusion.
+
+    With `--notebook` it renders the longer notebook page, whose tables and pictures are also files.
 
     Example:
         hmoe report docs/example_study.toml
+        hmoe report docs/example_study.toml --notebook --format pdf
     """
+    if not notebook:
+        if formats:
+            cause = "--format is for the files of a notebook page."
+            raise HmoeError(cause, fix="add --notebook, or leave --format out.")
+        from hmoe_repro.apps.study_page import study_page
+
+        return print_written(study_page(study, output=output))
     from hmoe_repro.report.render import DEFAULT_FORMATS
     from hmoe_repro.report.study_report import report_study
 
     page = report_study(study, output=output, formats=[*DEFAULT_FORMATS, *(formats or [])])
     print(f"rendered {path_from_here(page)}")
+    return None
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-export
 def export_domainbed_command(
     folder: Annotated[
         str, argument("Folder to write; new, empty, or an earlier export of these runs.")
     ],
+    study_in_store: Annotated[
+        str | None, argument("Only this study, by name or file.", metavar="STUDY")
+    ] = None,
     algorithm: options.AlgorithmsOption = None,
     dataset: options.DatasetOption = None,
     study: options.PublishedStudyOption = None,
@@ -180,12 +197,13 @@ def export_domainbed_command(
     """Write runs as a sweep folder that DomainBed's scripts read.
 
     Example:
+        hmoe export-domainbed sweep my_study.toml
         hmoe export-domainbed sweep --dataset RotatedDigits --as RotatedMNIST
     """
     from hmoe_repro.studies.domainbed_export import DOMAINBED_DATASETS, export_domainbed
     from hmoe_repro.training.store import summary_of
 
-    records = _records(None, study, algorithm, dataset, where)
+    records = _records(study_in_store, study, algorithm, dataset, where)
     complete = [record for record in records if summary_of(record).status == "complete"]
     written = export_domainbed(complete, folder, as_)
     say(f"{len(complete)} runs in {len(written)} folders below {folder}")

@@ -20,6 +20,7 @@ from hmoe_repro.cli.options import (
     DomainBedOption,
     LogOption,
     ResumeAnywayOption,
+    SavePredictionsOption,
     SettingsOption,
     SkipUnreadableOption,
     argument,
@@ -186,6 +187,7 @@ def train_command(
     domainbed: DomainBedOption = None,
     log: LogOption = None,
     resume_anyway: ResumeAnywayOption = False,
+    save_predictions: SavePredictionsOption = False,
     **options,
 ):
     r"""Train an algorithm with one domain held out, and print its accuracies.
@@ -196,12 +198,13 @@ def train_command(
         hmoe train --algorithm ERM --dataset DigitDomains --test-domain sketch \
           --network small_cnn --steps 701
     """
-    folder = configure(data_dir, domainbed, log, resume_anyway)
+    folder = configure(data_dir, domainbed, log, resume_anyway, save_predictions)
     CONFIG.workers = workers or CONFIG.workers
     set_determinism(options["determinism"])  # the library is imported after this, not before
     from hmoe_repro.analysis.results import frame_of
     from hmoe_repro.analysis.tables import describe_discovery, search_table, selected_table
     from hmoe_repro.studies.sweep import drawn_configs, sweep
+    from hmoe_repro.training.predictions import ensure_all_predictions
 
     hparams = read_options(config).get("hparams", {}) if config else {}
     hparams = hparams | parse_settings(set_, skip_unreadable)
@@ -214,6 +217,8 @@ def train_command(
         return print(options_toml(run_options, configs[0]))
     outcomes = sweep(configs, device=device, data_dir=folder, jobs=0)
     records = outcomes.records()
+    if save_predictions:
+        ensure_all_predictions(records, outcomes.store, device, folder)
     complete = len(outcomes.ended("complete"))
     if n_hparams and complete:
         table = search_table(frame_of(records), n_hparams)

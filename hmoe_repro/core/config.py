@@ -22,6 +22,7 @@ class Config:
         workers: number of helper processes that decode images.
         log: names of loggers.
         resume_anyway: whether a run may resume from a state that other package versions wrote.
+        save_predictions: whether runs also write their predictions (`training.predictions`).
         domainbed: absolute path of the user's checkout of DomainBed. If empty, HMOE_DOMAINBED.
         output: how much is printed, 'quiet', 'normal' or 'verbose'.
     """
@@ -31,6 +32,7 @@ class Config:
     workers: int = 0
     log: tuple[str, ...] = ()
     resume_anyway: bool = False
+    save_predictions: bool = False
     domainbed: str = ""
     output: str = "normal"
 
@@ -60,6 +62,7 @@ class Config:
         self.workers = settings["workers"]
         self.log = tuple(settings["log"])
         self.resume_anyway = settings["resume_anyway"]
+        self.save_predictions = settings["save_predictions"]
         self.domainbed = settings["domainbed"]
         self.output = settings["output"]
 

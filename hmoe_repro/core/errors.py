@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['DISK_FULL', 'Place', 'Device', 'PUBLIC', 'HmoeError', 'blame_setting', 'closest', 'unknown_value', 'check_choice',
-           'first_line', 'plural', 'printable', 'system_error', 'public', 'TimeLimit', 'time_limit']
+           'first_line', 'plural', 'printable', 'system_error', 'listed', 'public', 'TimeLimit', 'time_limit']
 
 # %% ../../nbs/00_core/01_errors.ipynb #imports
 import contextlib
@@ -157,6 +157,14 @@ def system_error(error: OSError) -> HmoeError:
     if error.errno in DISK_FULL:
         fix = "make room on that disk. Finished work is kept, and the same command resumes."
     return HmoeError(f"{cause}.", fix=fix)
+
+# %% ../../nbs/00_core/01_errors.ipynb #def-listed
+def listed(names, limit: int = 8) -> str:
+    """Join the first `limit` names and count the rest: 'a, b and 3 more'."""
+    names = [str(name) for name in names]
+    if len(names) <= limit:
+        return ", ".join(names)
+    return f"{', '.join(names[:limit])} and {len(names) - limit:,} more"
 
 # %% ../../nbs/00_core/01_errors.ipynb #def-kinds
 Place = str | os.PathLike  # of a file or folder

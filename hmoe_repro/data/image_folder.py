@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['IMAGE_SUFFIXES', 'EXTRA_SUFFIXES', 'NEEDED', 'MOST_FOLDERS', 'MOST_LEVELS', 'LEFT_BEHIND', 'LAYOUT', 'SPLITS',
-           'SAMPLE_STYLES', 'ImageTree', 'without', 'shared_images', 'shared_notes', 'extra_formats', 'format_of',
-           'is_image', 'unsupported_notes', 'walk', 'listed', 'Inventory', 'place_of', 'check_encoding',
-           'take_inventory', 'check_names', 'check_splits', 'data_set_below', 'check_levels', 'is_domain',
-           'own_inventory', 'scan_tree', 'sample_tree']
+           'METADATA', 'FILE_NAME', 'SAMPLE_STYLES', 'ImageTree', 'without', 'shared_images', 'shared_notes',
+           'extra_formats', 'format_of', 'is_image', 'unsupported_notes', 'walk', 'Inventory', 'place_of',
+           'check_encoding', 'take_inventory', 'check_names', 'check_splits', 'data_set_below', 'check_levels',
+           'is_domain', 'read_metadata', 'own_inventory', 'scan_tree', 'sample_tree']
 
 # %% ../../nbs/02_data/04_image_folder.ipynb #imports
 import functools
@@ -22,8 +22,9 @@ import pandas as pd
 import torch
 from PIL import Image, ImageFilter, ImageOps, features
 
-from ..core.errors import HmoeError, plural, printable
+from ..core.errors import HmoeError, first_line, listed, plural, printable
 from ..core.files import expanded
+from ..core.metadata import Column, check_meta, select_values
 from .base import Domains, check_domains
 
 # %% ../../nbs/02_data/04_image_folder.ipynb #def-imagetree
@@ -40,6 +41,8 @@ class ImageTree(Domains):
         labels: labels of each domain i, (N_i,) int64.
         notes: sentences on what was left out or repaired.
         factors: further labels, name -> a tensor (N_i,) int64 for each domain.
+        meta: metadata that algorithms may read, key -> for each domain, a tensor (N_i, ...) or N_i
+            texts or numbers.
         cache: folder of its caches, or None for the usual one.
 
     Raises:
@@ -55,9 +58,12 @@ class ImageTree(Domains):
     notes: list[str] = field(default_factory=list, repr=False)
     factors: dict[str, list[torch.Tensor]] = field(default_factory=dict, repr=False)
     cache: Path | None = field(default=None, repr=False)
+    meta: dict[str, list[Column]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self):
-        check_domains(self, [len(files) for files in self.files], self.labels)
+        amounts = [len(files) for files in self.files]
+        check_domains(self, amounts, self.labels)
+        self.meta = check_meta(self.name, self.domain_names, amounts, self.meta)
 
     def __len__(self) -> int:
         return sum(map(len, self.files))
@@ -68,9 +74,9 @@ class ImageTree(Domains):
         return list(itertools.chain.from_iterable(self.files))
 
 # %% ../../nbs/02_data/04_image_folder.ipynb #def-without
-def _select(values: list[torch.Tensor], kept: list[list[int]]) -> list[torch.Tensor]:
-    """Select the values at the positions `kept` of each domain."""
-    return [domain_values[positions] for domain_values, positions in zip(values, kept)]
+def _select(columns: list, kept: list[torch.Tensor]) -> list:
+    """Select the values at the positions `kept` (n,) of each domain."""
+    return [select_values(column, positions) for column, positions in zip(columns, kept)]
 
 
 def without(tree: ImageTree, left_out) -> ImageTree:
@@ -93,13 +99,14 @@ def without(tree: ImageTree, left_out) -> ImageTree:
                 f"{tree.name}: no image of domain {domain!r} can be read.",
                 fix="copy the data set again.",
             )
-        kept.append(positions)
+        kept.append(torch.tensor(positions))
         kept_files.append([files[i] for i in positions])
     return replace(
         tree,
         files=kept_files,
         labels=_select(tree.labels, kept),
         factors={name: _select(values, kept) for name, values in tree.factors.items()},
+        meta={key: _select(columns, kept) for key, columns in tree.meta.items()},
     )
 
 # %% ../../nbs/02_data/04_image_folder.ipynb #def-shared-images
@@ -258,14 +265,6 @@ def walk(root: Path) -> list[str]:
                 waiting.append((path, target, (*above, real)))
     return files
 
-# %% ../../nbs/02_data/04_image_folder.ipynb #def-listed
-def listed(names, limit: int = 8) -> str:
-    """Join the first `limit` names and count the rest: 'a, b and 3 more'."""
-    names = [str(name) for name in names]
-    if len(names) <= limit:
-        return ", ".join(names)
-    return f"{', '.join(names[:limit])} and {len(names) - limit:,} more"
-
 # %% ../../nbs/02_data/04_image_folder.ipynb #def-inventory
 @dataclass
 class Inventory:
@@ -280,6 +279,7 @@ class Inventory:
         extra: unused files.
         notes: sentences on what differs from the expected.
         unreadable: (file, reason) for each image that cannot be decoded.
+        metadata: columns of `metadata.csv`, with the files as index, or None.
     """
 
     root: Path
@@ -290,6 +290,7 @@ class Inventory:
     extra: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     unreadable: list[tuple[str, str]] = field(default_factory=list)
+    metadata: pd.DataFrame | None = None
 
     @property
     def classes(self) -> list[str]:
@@ -312,7 +313,13 @@ class Inventory:
             rows = self.table[self.table.domain == domain]
             files.append(rows.file.tolist())
             labels.append(torch.from_numpy(rows["class"].cat.codes.to_numpy(np.int64)))
-        return ImageTree(self.root, self.name, domains, self.classes, files, labels, self.notes)
+        meta = {}
+        if self.metadata is not None:
+            for key, values in self.metadata.items():
+                meta[key] = [values.loc[files_of_domain] for files_of_domain in files]
+        return ImageTree(
+            self.root, self.name, domains, self.classes, files, labels, self.notes, meta=meta
+        )
 
 # %% ../../nbs/02_data/04_image_folder.ipynb #def-take-inventory
 def place_of(file: str) -> tuple[str | None, str | None]:
@@ -534,6 +541,63 @@ def is_domain(root: Path) -> bool:
     neighbours = sorted(_folders(root.parent) - {root.name})[:100]
     return any(len(classes & _folders(root.parent / other)) > 1 for other in neighbours)
 
+# %% ../../nbs/02_data/04_image_folder.ipynb #def-read-metadata
+METADATA = "metadata.csv"
+FILE_NAME = "file_name"
+
+
+def read_metadata(found: Inventory) -> pd.DataFrame | None:
+    """Read `metadata.csv` of an image folder.
+
+    Args:
+        found: inventory of the folder. A note is added if the table names other files.
+
+    Returns:
+        A row for each image, with the file as index, or None if there is no such file, or if it has
+        no column `file_name`.
+
+    Raises:
+        HmoeError: for a table that cannot be read, an image without a row or with two, and an empty
+            cell.
+    """
+    if METADATA not in found.extra:
+        return None
+    where = f"{found.name}: {METADATA}"
+    try:
+        table = pd.read_csv(found.root / METADATA, keep_default_na=False)
+    except (OSError, ValueError) as error:
+        raise HmoeError(
+            f"{where} cannot be read ({first_line(error)}).", fix="save it again."
+        ) from None
+    if FILE_NAME not in table:
+        return None
+    table = table.assign(**{FILE_NAME: table[FILE_NAME].astype(str).str.removeprefix("./")})
+    repeated = table[FILE_NAME][table[FILE_NAME].duplicated()]
+    if len(repeated):
+        cause = f"{where} has two rows for {repeated.iloc[0]}."
+        raise HmoeError(cause, fix="remove one.")
+    table = table.set_index(FILE_NAME)
+    images = found.table.file
+    lacking = images[~images.isin(table.index)]
+    if len(lacking):
+        raise HmoeError(
+            f"{where} has no row for {plural(len(lacking), 'image')} ({listed(lacking, 3)}).",
+            fix=f"a row for each image, or no column {FILE_NAME}.",
+        )
+    unused = table.index[~table.index.isin(images)]
+    if len(unused):
+        count = plural(len(unused), "file")
+        found.notes.append(
+            f"{METADATA} names {count} that are no images here ({listed(unused, 3)})"
+        )
+    table = table.loc[images]
+    for key, values in table.items():
+        empty = table.index[values.astype(str) == ""]
+        if len(empty):
+            cause = f"{where} has no {key} for {empty[0]}."
+            raise HmoeError(cause, fix="a value in each cell, or leave the column out.")
+    return table
+
 # %% ../../nbs/02_data/04_image_folder.ipynb #def-scan-tree
 def _refuse_empty(found: Inventory, unsupported: list[str]):
     """Raise an `HmoeError` that describes a folder without images in class folders."""
@@ -582,7 +646,10 @@ def own_inventory(root, name: str | None = None) -> Inventory:
         _refuse_empty(found, unsupported)
     check_levels(found)
     found.notes += unsupported
+    found.metadata = read_metadata(found)
     others = [file for file in found.extra if format_of(file) is None]
+    if found.metadata is not None:
+        others.remove(METADATA)
     if others:
         left_out = f"{plural(len(others), 'file')} outside class folders or no image"
         found.notes.append(f"left out: {left_out} ({listed(others, 3)})")

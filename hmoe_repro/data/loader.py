@@ -26,12 +26,13 @@ from PIL import Image
 
 from ..core.config import CONFIG
 from ..core.devices import on_device
-from ..core.errors import HmoeError, check_choice
+from ..core.errors import HmoeError, check_choice, listed
+from ..core.metadata import Column, hash_meta
 from ..core.progress import Progress
 from ..core.row_files import Rows, open_rows
 from .base import Domains
 from .cache import cache_root, examine, file_facts, open_cache
-from .image_folder import ImageTree, listed, shared_notes, without
+from .image_folder import ImageTree, shared_notes, without
 from .transforms import INTERPOLATIONS, augment, normalise, read_image, square
 
 # %% ../../nbs/02_data/07_loader.ipynb #def-do-task
@@ -346,7 +347,7 @@ class ImageFiles(LazyDataset):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Hash of names, paths, labels and contents in use: twelve hexadecimal digits."""
+        """Hash of names, paths, labels, contents and metadata in use: twelve digits."""
         names = repr((self.domain_names, self.class_names))
         digest = hashlib.sha256(names.encode("utf-8", "surrogateescape"))
         digests, _ = self.ledger
@@ -355,6 +356,7 @@ class ImageFiles(LazyDataset):
             for file, label in zip(files, labels.tolist()):
                 line = f"{file}\0{label}\0{contents[file]}\n"
                 digest.update(line.encode("utf-8", "surrogateescape"))
+        hash_meta(self.tree.meta, digest)
         return digest.hexdigest()[:12]
 
 # %% ../../nbs/02_data/07_loader.ipynb #def-imagedataset
@@ -398,6 +400,21 @@ class ImageDataset(ImageFiles):
                 other.ledger = self.ledger
             self._asked, self._prepared = asked, other
         return self._prepared
+
+    @property
+    def meta(self) -> dict[str, list[Column]]:
+        """Metadata: key -> for each domain, a tensor (N_i, ...) or a list of N_i texts."""
+        return self.tree.meta
+
+    def sample_ids(self, position: int, indices: torch.Tensor) -> list[str]:
+        """Return the paths of image files of a domain, below the folder of the data set.
+
+        Args:
+            position: position of the domain in `domain_names`.
+            indices: (B,) indices of the images in that domain.
+        """
+        files = self.tree.files[position]
+        return [files[i] for i in indices.tolist()]
 
     @functools.cached_property
     def _rows(self) -> list[torch.Tensor]:

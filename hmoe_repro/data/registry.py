@@ -15,9 +15,11 @@ import re
 import runpy
 import traceback
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import torch
 
 from ..core.config import CONFIG
 from hmoe_repro.core.errors import (
@@ -40,7 +42,7 @@ from hmoe_repro.core.files import (
 )
 from ..core.names import Patterns, matching_names
 from . import mnist
-from .base import DomainDataset, MultiDomainDataset
+from .base import DomainDataset, MultiDomainDataset, as_dataset
 from .benchmarks import KNOWN, read_known
 from .digits import MORE_STYLES, STYLES, digit_domains, digit_styles, withheld_digits
 from .image_folder import ImageTree, scan_tree
@@ -368,10 +370,12 @@ def read_function(path: Path, name: str) -> tuple:
             raise
         except (Exception, SystemExit, TimeLimit) as error:
             raise _fail(path, error) from None
+        if isinstance(data, Mapping):
+            data = replace(as_dataset(data), name=name)
         if not isinstance(data, MultiDomainDataset):
             raise HmoeError(
                 f"{name} in {path.name} returned {type(data).__name__}.",
-                fix="return hmoe_repro.data.base.MultiDomainDataset.",
+                fix="return hmoe_repro.data.base.MultiDomainDataset, or {domain: (x, y), ...}.",
             )
         return data
 
@@ -514,7 +518,7 @@ def _data_path(fingerprint: str) -> Path:
 
 
 def keep_data(data: DomainDataset):
-    """Write images, labels and factors to `<runs>/data/<fingerprint>.safetensors`.
+    """Write images, labels, factors and metadata to `<runs>/data/<fingerprint>.safetensors`.
 
     Nothing is written if the file exists, or if the images are files.
 
@@ -529,14 +533,23 @@ def keep_data(data: DomainDataset):
     path = _data_path(data.fingerprint)
     if path.exists() or not isinstance(data, MultiDomainDataset):
         return
-    parts = {"images": data.images, "labels": data.labels}
+    parts: dict[str, list] = {"images": data.images, "labels": data.labels}
     for name, values in data.factors.items():
         parts[f"factors.{name}"] = values
+    texts = {}
+    for key, columns in data.meta.items():
+        if isinstance(columns[0], torch.Tensor):
+            parts[f"meta.{key}"] = columns
+        else:
+            texts[key] = columns
     tensors = {}
     for part, values in parts.items():
         for i, tensor in enumerate(values):
             tensors[f"{part}.{i}"] = tensor.contiguous().clone()  # tensors may share their memory
     header = {"names": json.dumps({name: getattr(data, name) for name in _NAMES})}
+    if data.meta:
+        header["texts"] = json.dumps(texts)
+        header["keys"] = json.dumps(list(data.meta))
     write_atomic(ensure_writable(path.parent) / path.name, save(tensors, header))
 
 
@@ -556,10 +569,16 @@ def _read_kept(path: Path) -> MultiDomainDataset:
     parts = {}
     try:
         with safe_open(path, "pt") as file:
-            names = json.loads(file.metadata()["names"])
+            header = file.metadata()
+            names = json.loads(header["names"])
+            texts = json.loads(header.get("texts", "{}"))
+            keys = json.loads(header.get("keys", "[]"))
             for key in sorted(file.keys(), key=domain_of):
                 part = key.rpartition(".")[0]
                 parts.setdefault(part, []).append(file.get_tensor(key))
+        meta = {}
+        for key in keys:
+            meta[key] = texts[key] if key in texts else parts.pop(f"meta.{key}")
     except (SafetensorError, OSError, KeyError, ValueError, TypeError, RecursionError) as error:
         cause = f"the data in {path} are damaged ({error})."
         raise HmoeError(cause, fix="delete the file, and plan the run again.") from None
@@ -567,7 +586,7 @@ def _read_kept(path: Path) -> MultiDomainDataset:
     for part in list(parts):
         if part.startswith("factors."):
             factors[part.removeprefix("factors.")] = parts.pop(part)
-    return MultiDomainDataset(**names, **parts, factors=factors)
+    return MultiDomainDataset(**names, **parts, factors=factors, meta=meta)
 
 
 def kept_data(fingerprint: str) -> MultiDomainDataset | None:

@@ -81,6 +81,18 @@ def _prepared_data(run: RunOptions, data_dir) -> DomainDataset:
     )
 
 
+def _check_metadata(algorithm: type, data: DomainDataset):
+    """Raise `HmoeError` if the data lack metadata that an algorithm needs."""
+    for key in algorithm.needs_meta:
+        if key not in data.meta:
+            raise HmoeError(
+                f"{getattr(algorithm, 'name', algorithm.__name__)} reads the metadata {key!r}, "
+                f"which {data.name} does not have.",
+                fix=f"data with this key, such as {{domain: (x, y, {{{key!r}: values}})}}.",
+                choices=list(data.meta),
+            )
+
+
 def _default_network(algorithm: type, data: DomainDataset) -> str:
     """Return the default network of a run: the algorithm's own or the papers'."""
     network = algorithm.HPARAMS["network"]
@@ -198,6 +210,7 @@ def resolve(run: RunOptions, data_dir=None) -> RunConfig:
     data = _prepared_data(run, data_dir)
     if DATASETS[run.dataset].kept:
         keep_data(data)
+    _check_metadata(get_algorithm(run.algorithm), data)
     hparams = _resolved_hparams(run, data)
     _build_once(run, data, hparams)
     if run.splits is not None:

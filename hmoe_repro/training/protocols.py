@@ -19,6 +19,7 @@ from ..algorithms import domainbed_name
 from ..algorithms.base import DomainAlgorithm
 from ..core.devices import on_device
 from ..core.errors import HmoeError, check_choice, plural
+from ..core.metadata import Metadata, Minibatch
 from ..core.seeds import seed_hash
 from ..data.base import DomainDataset, Domains
 from .run_config import GREEDY, RunOptions
@@ -192,6 +193,21 @@ class Sampler:
         return [split[positions[domain == i] - starts[i]] for i, split in enumerate(self.splits)]
 
 # %% ../../nbs/05_training/03_protocols.ipynb #def-make-batch
+def _with_metadata(dataset, domain_index: int, indices: torch.Tensor, x, y) -> Minibatch:
+    """Return images and labels as a `Minibatch`, whose ids and metadata are looked up when read.
+
+    Args:
+        dataset: the data set.
+        domain_index: position of the domain in `domain_names`.
+        indices: indices of the images (b,), on the device of the labels.
+        x: images (b, C, H, W), on the device of the batch.
+        y: labels (b,), on the same device.
+    """
+    columns = {key: of_domains[domain_index] for key, of_domains in dataset.meta.items()}
+    meta = Metadata(columns, indices, y.device, dataset.name)
+    return Minibatch(x, y, meta, lambda: dataset.sample_ids(domain_index, indices))
+
+
 def request_batch(
     dataset: DomainDataset,
     domains: list[str],
@@ -228,7 +244,9 @@ def request_batch(
         minibatches = []
         for domain_index, chosen, load in zip(domain_indices, indices, image_loaders):
             y = dataset.labels[domain_index][chosen]
-            minibatches.append((load(device), on_device(y, device)))
+            x = load(device)
+            y = on_device(y, device)
+            minibatches.append(_with_metadata(dataset, domain_index, chosen, x, y))
         return minibatches
 
     return wait_for_batch
@@ -236,7 +254,7 @@ def request_batch(
 
 def make_batch(
     dataset: DomainDataset, domains: list[str], indices: list[torch.Tensor], device="cpu"
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
+) -> list[Minibatch]:
     """Load the minibatches [(x, y), ...] of some domains, in their order, never augmented.
 
     Args:
@@ -246,7 +264,8 @@ def make_batch(
         device: device of images and labels.
 
     Returns:
-        For each domain images (b, C, H, W) and labels (b,).
+        For each domain a pair of images (b, C, H, W) and labels (b,), with the attributes `meta`
+        and `ids`.
     """
     return request_batch(dataset, domains, indices, device)()
 

@@ -61,6 +61,7 @@ class _Record(BaseModel):
     in_domain: dict[str, _Scores] = {}
     test_size: Count = 1
     in_domain_size: Count = 1
+    predictions: _Scores | None = None
     protocol: _Scores = {}
     environment: dict[str, Any] = {}
     wall_time_s: float = Field(0, ge=0, allow_inf_nan=False)

@@ -15,6 +15,7 @@ import torch
 from ..algorithms.base import Algorithm, DomainAlgorithm, as_floats
 from ..algorithms.hmoe import CodedAlgorithm, has_codes
 from ..core.errors import HmoeError
+from ..core.metadata import Minibatch
 from ..core.seeds import random_state, restore_random_state, seed_everything
 from ..data.base import DomainDataset
 from ..method.clustering import code_statistics, in_plane
@@ -92,7 +93,7 @@ class Batches:
         wait = protocols.request_batch(self.data, self.domains, indices, self.device, seeds)
         return _RequestedBatch(state_before, indices, wait)
 
-    def next(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def next(self) -> list[Minibatch]:
         """Return the minibatches [(x, y), ...], one for each training domain."""
         batch = self.waiting or self._request()
         self.drawn = batch.indices

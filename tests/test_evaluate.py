@@ -1,0 +1,217 @@
+"""Measures of predictions by hand, evaluation of runs and studies, the page and the command."""
+
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import hmoe_repro as hm
+from hmoe_repro.analysis import measures
+from hmoe_repro.analysis.statistics import contrasts
+from hmoe_repro.apps.compare import compare
+from hmoe_repro.apps.evaluate import evaluate, predictions
+from hmoe_repro.cli.app import app
+from hmoe_repro.core.config import CONFIG
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.training.predictions import PREDICTIONS_FILE, read_predictions
+from hmoe_repro.training.store import RunStore
+
+
+def made_by_hand():
+    "Predictions of seven images of two classes, with probabilities that can be summed on paper."
+    rows = [  # label, predicted, probability of the predicted class, role, group
+        ("cat", "cat", 0.9, "test", "a"),
+        ("cat", "cat", 0.6, "test", "a"),
+        ("cat", "dog", 0.8, "test", "b"),
+        ("dog", "dog", 0.7, "test", "b"),
+        ("dog", "dog", 0.95, "validation", "a"),
+        ("cat", "cat", 0.85, "validation", "b"),
+        ("dog", "cat", 0.75, "validation", "b"),
+    ]
+    frame = pd.DataFrame(rows, columns=["label", "predicted", "probability", "role", "meta.group"])
+    for column in ("label", "predicted"):
+        frame[column] = pd.Categorical(frame[column], ["cat", "dog", "fox"])
+    frame["correct"] = frame.label.astype(str) == frame.predicted.astype(str)
+    of_label = frame.probability.where(frame.correct, 1 - frame.probability)
+    frame["loss"] = -np.log(of_label)
+    frame["brier"] = 2 * (1 - of_label) ** 2
+    frame["energy"] = frame.probability
+    frame["domain"] = pd.Categorical(frame.role)
+    return frame
+
+
+def test_scores_of_a_group_are_those_on_paper():
+    table = measures.measure_images(made_by_hand(), "role").set_index("role")
+    test = table.loc["test"]
+    assert test.images == 4
+    assert test.accuracy == 0.75
+    assert test.balanced_accuracy == pytest.approx((2 / 3 + 1) / 2)
+    assert (test.worst_class, test.worst_class_accuracy) == ("cat", pytest.approx(2 / 3))
+    assert test.nll == pytest.approx(-np.log([0.9, 0.6, 0.2, 0.7]).mean())
+    assert test.brier == pytest.approx(np.mean([0.02, 0.32, 1.28, 0.18]))
+    # each image is alone in its bin of width 1/15
+    assert test.ece == pytest.approx((0.1 + 0.4 + 0.8 + 0.3) / 4)
+
+
+def test_calibration_sums_over_bins():
+    frame = pd.DataFrame({"probability": [0.5, 0.42, 0.9, 1.0], "correct": [1, 0, 1, 1]})
+    frame = frame.assign(label="a", predicted="a", loss=0.0)
+    table = measures.reliability(frame, bins=2)
+    assert table.images.tolist() == [2, 2]  # 0.5 belongs to the lower bin
+    assert table.accuracy.tolist() == [0.5, 1.0]
+    assert measures.calibration_error(frame, 2) == pytest.approx(0.5 * 0.04 + 0.5 * 0.05)
+    assert measures.calibration_error(frame.assign(probability=1.0, correct=1)) == 0
+
+
+def test_confusion_counts_labels_by_rows_and_keeps_classes_without_images():
+    frame = made_by_hand()
+    counts = measures.confusion(frame)
+    assert counts.loc["cat", "dog"] == 1
+    assert counts.loc["dog", "cat"] == 1
+    assert counts.to_numpy().sum() == len(frame)
+    assert counts.loc["fox"].sum() == 0
+    fractions = measures.confusion(frame, normalise=True)
+    assert fractions.loc["cat", "cat"] == 0.75
+    assert fractions.loc["fox"].isna().all()
+
+
+def test_worst_group_and_detection():
+    frame = made_by_hand()
+    of_test = frame[frame.role == "test"]
+    worst = measures.worst_group(of_test, "meta.group")
+    assert (worst["meta.group"], worst.accuracy) == ("b", 0.5)
+    with pytest.raises(HmoeError) as caught:
+        measures.worst_group(of_test, "meta.grup")
+    assert "meta.group" in str(caught.value)
+    areas = measures.detection(frame)
+    seen, unseen = [0.95, 0.85, 0.75], [0.9, 0.6, 0.8, 0.7]
+    pairs = [s > u for s in seen for u in unseen]
+    assert areas["auroc_msp"] == pytest.approx(np.mean(pairs))
+    assert np.isnan(measures.detection(of_test)["auroc_msp"])
+
+
+def test_top_losses_come_first():
+    assert measures.top_losses(made_by_hand(), 2).probability.tolist() == [0.8, 0.75]
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    "ERM and IRM on two test domains of the tiny digits, two seeds."
+    store = RunStore(tmp_path_factory.mktemp("runs"))
+    short = dict(steps=20, jobs=1, network="small_cnn", store=store, hparams={"batch_size": 8})
+    return compare(["ERM", "IRM"], "DigitDomainsTiny", 2, ["sketch", "photo"], **short)
+
+
+def test_measures_of_runs_are_those_of_their_files(compared):
+    evaluated = evaluate(compared)
+    frame = evaluated.frame
+    assert len(frame) == len(compared.frame) == 8
+    for row in frame.itertuples():
+        stored = read_predictions(compared.store.path(row.run_id), row.record)
+        of_test = torch.tensor([role == "test" for role in stored.role])
+        logits = stored.logits_of()[of_test].double().numpy()
+        label = stored.label[of_test].numpy()
+        weights = np.exp(logits - logits.max(1, keepdims=True))
+        probability = weights / weights.sum(1, keepdims=True)
+        of_label = probability[np.arange(len(label)), label]
+        assert row.nll == pytest.approx(-np.log(of_label).mean(), abs=1e-9)
+        one_hot = np.eye(len(stored.class_names))[label]
+        assert row.brier == pytest.approx(((probability - one_hot) ** 2).sum(1).mean(), abs=1e-9)
+        best, right = probability.max(1), probability.argmax(1) == label
+        error = 0.0
+        for m in range(15):
+            of_bin = (best > m / 15) & (best <= (m + 1) / 15)
+            if of_bin.any():
+                error += of_bin.mean() * abs(right[of_bin].mean() - best[of_bin].mean())
+        assert row.ece == pytest.approx(error, abs=1e-9)
+        assert row.accuracy == pytest.approx(right.mean(), abs=1e-12)
+
+
+def test_confusion_and_tables_are_sums_and_means_over_runs(compared):
+    evaluated = evaluate(compared)
+    counts = evaluated.confusion("IRM", normalise=False)
+    of_test = evaluated.images.query("algorithm == 'IRM' and role == 'test'")
+    assert counts.to_numpy().sum() == len(of_test)
+    assert np.trace(counts.to_numpy()) == of_test.correct.sum()
+    table = evaluated.measured("role").set_index(["algorithm", "role"])
+    runs = evaluated.frame[evaluated.frame.algorithm == "IRM"]
+    of_seeds = runs.groupby("trial_seed").ece.mean()
+    row = table.loc[("IRM", "test")]
+    assert (row.runs, row.seeds) == (4, 2)
+    assert row.ece == pytest.approx(of_seeds.mean())
+    assert row.ece_se == pytest.approx(of_seeds.std(ddof=1) / 2**0.5)
+    by_class = evaluated.measured(("role", "label"))
+    assert set(by_class.label) == set(map(str, range(10)))
+
+
+def test_other_measures_are_compared_as_accuracy_is(compared):
+    frame = evaluate(compared).frame
+    (row,) = contrasts(frame, "ERM", metric="nll").query("test_domain == 'Average'").itertuples()
+    of_rows = frame.groupby("algorithm").nll.mean()
+    assert row.difference == pytest.approx(of_rows["IRM"] - of_rows["ERM"])
+
+
+def test_every_kind_of_source_gives_the_same_images(compared, tmp_path):
+    ids = list(dict.fromkeys(compared.frame.run_id))
+    expected = hm.predictions(compared)
+    folder = compared.store.folder
+    for source in (compared.frame, folder, str(folder)):
+        images = predictions(source, store=compared.store)
+        assert sorted(images.run_id) == sorted(expected.run_id)
+    some = predictions([ids[0][:8], ids[1]], store=compared.store)
+    assert set(some.run_id) == set(ids[:2])
+    train = predictions(ids[0], roles="train", store=compared.store)
+    assert set(train.role) == {"train"}
+    for wrong in ("no-such-study", "ffffffffffff", tmp_path):
+        with pytest.raises(HmoeError):
+            predictions(wrong, store=compared.store)
+    with pytest.raises(HmoeError) as caught:
+        predictions(ids[0], roles="tests", store=compared.store)
+    assert "validation" in str(caught.value)
+
+
+def test_a_run_without_weights_or_predictions_says_so(compared, tmp_path):
+    run_id = compared.frame.run_id.iloc[0]
+    store = RunStore(tmp_path)
+    store.write(compared.store.read(run_id))
+    with pytest.raises(HmoeError, match="weights"):
+        evaluate(run_id, store=store)
+
+
+def test_the_page_is_whole_and_needs_nothing(compared, tmp_path):
+    path = evaluate(compared).save(tmp_path / "new" / "page.html")
+    text = path.read_text(encoding="utf-8")
+    assert "script" not in text
+    addresses = re.findall(r'(?:src|href)="([^"]{1,40})', text)
+    assert len(addresses) == 5  # two confusions, two sheets, one diagram
+    assert all(address.startswith("data:image/png;base64,") for address in addresses)
+    for run_id in compared.frame.run_id:
+        assert run_id in text
+    files = evaluate(compared).save_tables(tmp_path / "tables")
+    images = pd.read_csv(next(f for f in files if f.name == "images.csv"))
+    assert len(images) == len(hm.predictions(compared))
+
+
+def test_the_command_trains_keeps_and_measures(tmp_path, monkeypatch):
+    monkeypatch.setenv("HMOE_RUNS", str(tmp_path / "runs"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(CONFIG, "save_predictions", False)
+    train = "train --algorithm ERM --dataset DigitDomainsTiny --test-domain sketch"
+    train += " --network small_cnn --steps 10 --set batch_size=8 --save-predictions"
+    done = CliRunner().invoke(app, train.split())
+    assert done.exit_code == 0, done.output
+    ((folder),) = [p for p in (tmp_path / "runs").iterdir() if p.is_dir()]
+    assert (folder / PREDICTIONS_FILE).exists()
+    assert RunStore(tmp_path / "runs").read(folder.name)["predictions"]["images"] > 0
+    arguments = ["evaluate", folder.name[:6], "--by", "domain", "--tables", "tables"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "evaluation.html").exists()
+    assert (tmp_path / "tables" / "by_class.csv").exists()
+    (folder / PREDICTIONS_FILE).unlink()
+    again = CliRunner().invoke(app, train.split())  # finished: predicted from its weights
+    assert again.exit_code == 0, again.output
+    assert (folder / PREDICTIONS_FILE).exists()
