@@ -262,7 +262,7 @@ def check_algorithm(
         AssertionError: if a rule is broken. The message says which.
     """
     hparams = {"network": small_network(cls)} | (hparams or {})
-    columns = {key: torch.arange(2) for key in cls.needs_meta}
+    columns: dict[str, Column] = {key: torch.arange(2) for key in cls.needs_meta}
     for key, values in (meta or {}).items():
         columns[key] = as_column(values, f"metadata {key!r} of check_algorithm")
     trial = Trial(cls, input_shape, 4, num_domains, hparams, columns)

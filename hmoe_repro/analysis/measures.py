@@ -149,7 +149,7 @@ def worst_group(frame: pd.DataFrame, by: str | Sequence[str] = "domain") -> pd.S
     table = measure_images(frame, by)
     if not len(table):
         raise HmoeError("there are no images to group.", fix="another role or run.")
-    return table.loc[table.accuracy.idxmin()]
+    return table.iloc[int(table.accuracy.to_numpy().argmin())]
 
 # %% ../../nbs/07_analysis/20_measures.ipynb #def-confusion
 @public(frame=Images)

@@ -365,7 +365,7 @@ def results(source, store: str = "") -> pd.DataFrame:
         return _results_of_study_file(source)
     if isinstance(source, os.PathLike) or str(source).endswith(".jsonl"):
         store = str(expanded(source).absolute().parent)
-        source = Path(source).stem
+        source = Path(str(source)).stem
     studies = [source] if isinstance(source, str) else list(source)
     if not studies:
         raise HmoeError("no study is named.", fix="name one such as 'quick-digits'.")

@@ -30,6 +30,7 @@ from ..studies.study_file import STUDIES
 from ..training.model import build_dataset
 from ..training.predictions import ROLES, ensure_predictions
 from ..training.run_config import TOY, RunConfig
+from ..training.selection import Record
 from ..training.store import RunStore
 
 # %% ../../nbs/09_apps/08_evaluate.ipynb #def-records
@@ -38,7 +39,7 @@ def _is_study(source) -> bool:
     return str(source) in STUDIES or str(source).endswith((".toml", ".yaml", ".yml"))
 
 
-def _records_of_ids(run_ids: Sequence[str], store: RunStore) -> list[dict]:
+def _records_of_ids(run_ids: Sequence, store: RunStore) -> list[Record]:
     """Read the records of runs, each once, by the beginnings of their ids."""
     records = {}
     for run_id in run_ids:
@@ -47,7 +48,7 @@ def _records_of_ids(run_ids: Sequence[str], store: RunStore) -> list[dict]:
     return list(records.values())
 
 
-def _find_records(source, store: RunStore | None) -> tuple[list[dict], RunStore]:
+def _find_records(source, store: RunStore | None) -> tuple[list[Record], RunStore]:
     """Return the records that a source names, and their store.
 
     Args:
@@ -76,7 +77,7 @@ def _find_records(source, store: RunStore | None) -> tuple[list[dict], RunStore]
     return _records_of_ids(ids, store), store
 
 
-def _is_evaluable(record: dict) -> bool:
+def _is_evaluable(record: Record) -> bool:
     """Return whether a record is of a complete run that classifies images."""
     return record["status"] == "complete" and record["config"]["dataset"] != TOY
 
@@ -94,7 +95,7 @@ def _role_names(roles: Sequence[str] | str | None) -> list[str]:
     return [check_choice(name, known, "role of an image") for name in names]
 
 
-def _frame_of_run(record: dict, stored, mode: str | None, roles: list[str]) -> pd.DataFrame:
+def _frame_of_run(record: Record, stored, mode: str | None, roles: list[str]) -> pd.DataFrame:
     """Return the frame of a run's predictions, with the columns that name the run."""
     config = record["config"]
     mode = mode or stored.modes[0]
@@ -123,7 +124,7 @@ def _with_common_categories(frames: list[pd.DataFrame]) -> list[pd.DataFrame]:
 
 
 def _read_predictions(
-    records: list[dict],
+    records: list[Record],
     store: RunStore,
     mode: str | None,
     roles: list[str],
@@ -233,23 +234,24 @@ def _verdict_of(images: pd.DataFrame) -> str:
         images: test images of some runs.
     """
     lines = []
-    for row in _averaged(_measured_by_run(images, ["role"]), ["role"]).itertuples():
-        of_row = images[(images.algorithm == row.algorithm) & (images["mode"] == row.mode)]
+    measured = _averaged(_measured_by_run(images, ["role"]), ["role"])
+    for row in measured.to_dict("records"):
+        of_row = images[(images.algorithm == row["algorithm"]) & (images["mode"] == row["mode"])]
         of_domain = of_row.groupby("domain", observed=True).correct.mean()
         line = (
-            f"{row_name(row.algorithm, row.mode)} classifies {100 * row.accuracy:.1f} % of the "
-            f"images of unseen domains correctly ({plural(row.runs, 'run')})."
+            f"{row_name(row['algorithm'], row['mode'])} classifies {100 * row['accuracy']:.1f} % "
+            f"of the images of unseen domains correctly ({plural(row['runs'], 'run')})."
         )
         if len(of_domain) > 1:
             worst = 100 * of_domain.min()
             line += f" The worst domain is {of_domain.idxmin()}, at {worst:.1f} %."
         confidence = of_row.probability.mean()
-        too = "too sure" if confidence > row.accuracy else "not sure enough"
+        too = "too sure" if confidence > row["accuracy"] else "not sure enough"
         lines.append(f"{line} It is {too}: its mean probability is {100 * confidence:.1f} %.")
     return " ".join(lines)
 
 
-def _pictures_of(rows: pd.DataFrame, records: list[dict], data_dir) -> list:
+def _pictures_of(rows: pd.DataFrame, records: list[Record], data_dir) -> list:
     """Return the pictures, (H, W, C) or (H, W), of some rows of predictions.
 
     Args:
@@ -259,15 +261,15 @@ def _pictures_of(rows: pd.DataFrame, records: list[dict], data_dir) -> list:
     """
     configs = {r["run_id"]: RunConfig.from_dict(r["config"]) for r in records}
     pictures = []
-    for row in rows.itertuples():
-        data = build_dataset(configs[row.run_id], data_dir)
-        indices = torch.tensor([row.position])
-        (picture,) = data.pictures(data.domain_index(row.domain), indices)
+    for run_id, domain, position in zip(rows.run_id, rows.domain, rows.position):
+        data = build_dataset(configs[run_id], data_dir)
+        indices = torch.tensor([position])
+        (picture,) = data.pictures(data.domain_index(domain), indices)
         pictures.append(picture.permute(1, 2, 0).squeeze().cpu().numpy())
     return pictures
 
 
-def _contact_sheet(rows: pd.DataFrame, records: list[dict], data_dir):
+def _contact_sheet(rows: pd.DataFrame, records: list[Record], data_dir):
     """Draw images with label, predicted class and its probability, as `Evaluated.contact_sheet`."""
     columns = min(6, len(rows))
     lines = math.ceil(len(rows) / columns)
@@ -275,10 +277,10 @@ def _contact_sheet(rows: pd.DataFrame, records: list[dict], data_dir):
     for axis in axes.flat:
         axis.axis("off")
     pictures = _pictures_of(rows, records, data_dir)
-    for axis, picture, row in zip(axes.flat, pictures, rows.itertuples()):
+    for axis, picture, row in zip(axes.flat, pictures, rows.to_dict("records")):
         axis.imshow(picture, cmap="grey")
-        verb = "not " if row.label != row.predicted else "and "
-        text = f"{row.label}, {verb}{row.predicted}\n({row.probability:.0%})"
+        verb = "not " if row["label"] != row["predicted"] else "and "
+        text = f"{row['label']}, {verb}{row['predicted']}\n({row['probability']:.0%})"
         axis.set_title(text, fontsize=8)
     return figure
 
@@ -312,7 +314,7 @@ class Evaluated:
     """
 
     images: pd.DataFrame
-    records: list[dict]
+    records: list[Record]
     store: RunStore
     data_dir: str | None = field(default=None)
 

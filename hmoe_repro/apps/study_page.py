@@ -8,8 +8,10 @@ __all__ = ['circumstances', 'study_page']
 # %% ../../nbs/09_apps/09_study_page.ipynb #imports
 import io
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -36,6 +38,7 @@ from ..report.study_report import collect_study, selected_tables
 from ..studies.study_file import Study, read_study
 from ..training.predictions import PREDICTIONS_FILE
 from ..training.run_config import TOY
+from ..training.selection import Record
 from ..training.store import RunStore
 
 # %% ../../nbs/09_apps/09_study_page.ipynb #def-sections
@@ -74,7 +77,7 @@ def _baseline_of(rows: pd.DataFrame) -> str:
     return "ERM" if "ERM" in set(rows.algorithm) else str(rows.algorithm.iloc[0])
 
 
-def _section(title: str, rows: pd.DataFrame, notes: list[str], records: list[dict]) -> _Section:
+def _section(title: str, rows: pd.DataFrame, notes: list[str], records: list[Record]) -> _Section:
     """Compute a section of the page from the selected rows of a table."""
     baseline = _baseline_of(rows)
     differences = pd.DataFrame()
@@ -82,9 +85,10 @@ def _section(title: str, rows: pd.DataFrame, notes: list[str], records: list[dic
     verdict = f"{baseline} is the only row, so nothing is compared."
     first_mode = rows[rows.algorithm == baseline]["mode"].iloc[0]
     if rows.groupby(["algorithm", "mode"]).ngroups > 1:
-        differences = contrasts(rows, (baseline, first_mode))
-        detectable = minimum_detectable_difference(rows, baseline=(baseline, first_mode))
-        verdict = str(accuracy_verdict(rows, (baseline, first_mode)))
+        row: Any = (baseline, first_mode)
+        differences = contrasts(rows, row)
+        detectable = minimum_detectable_difference(rows, baseline=row)
+        verdict = str(accuracy_verdict(rows, row))
     run_ids = list(dict.fromkeys(rows.run_id))
     chosen = [record for record in records if record["run_id"] in set(run_ids)]
     return _Section(
@@ -153,7 +157,7 @@ def _confusions(section: _Section, store: RunStore) -> dict[str, str]:
     return drawn
 
 # %% ../../nbs/09_apps/09_study_page.ipynb #def-provenance
-def _circumstances_of(record: dict) -> dict[str, str]:
+def _circumstances_of(record: Mapping) -> dict[str, str]:
     """Return commit, versions and hardware of a run, as far as its record has them."""
     environment = record.get("environment") or {}
     versions = environment.get("versions") or {}
@@ -166,7 +170,7 @@ def _circumstances_of(record: dict) -> dict[str, str]:
     }
 
 
-def circumstances(records: list[dict]) -> pd.DataFrame:
+def circumstances(records: Sequence[Mapping]) -> pd.DataFrame:
     """Count the runs of each commit, version and device.
 
     Args:
@@ -179,7 +183,7 @@ def circumstances(records: list[dict]) -> pd.DataFrame:
     return rows.groupby(list(rows), sort=False).size().rename("runs").reset_index()
 
 
-def _wall_time(records: list[dict]) -> float:
+def _wall_time(records: Sequence[Mapping]) -> float:
     """Return the hours of training of some records together."""
     seconds = [record.get("wall_time_s") or 0.0 for record in records]
     return math.fsum(seconds) / 3600

@@ -10,6 +10,7 @@ __all__ = ['MAX_LOGIT_BYTES', 'ROLES', 'PREDICTIONS_FILE', 'Predictions', 'colle
 import json
 import math
 import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +22,7 @@ from safetensors.torch import load
 
 from ..core.determinism import device_determinism
 from ..core.devices import resolve_device, single_thread
-from ..core.errors import HmoeError, check_choice
+from ..core.errors import Device, HmoeError, check_choice
 from ..core.files import read_bytes, sha256, write_atomic
 from ..core.metadata import describe_samples
 from ..core.seals import metadata_of, seal_fault, sealed
@@ -35,6 +36,7 @@ from hmoe_repro.training.model import (
     with_precomputed,
 )
 from .run_config import RunConfig
+from .selection import Record
 from .trainer import Evaluation
 
 # %% ../../nbs/05_training/12_predictions.ipynb #def-parts
@@ -82,6 +84,12 @@ def _within_limit(parts: list[_Part], bytes_per_image: int) -> tuple[list[_Part]
     return chosen, left_out
 
 # %% ../../nbs/05_training/12_predictions.ipynb #def-predictions
+def _named(positions: torch.Tensor, names: list[str]):
+    """Return the names at some positions (N,), as categories in the order of `names`."""
+    codes = positions.tolist()
+    return pd.Categorical.from_codes(codes, dtype=pd.CategoricalDtype(names))
+
+
 @dataclass(frozen=True)
 class Predictions:
     """Logits of a run's selected models for N images, with label and origin of each image.
@@ -160,10 +168,10 @@ class Predictions:
         columns = {
             "id": self.ids,
             "position": self.index.numpy(),
-            "domain": pd.Categorical.from_codes(self.domain.numpy(), self.domain_names),
+            "domain": _named(self.domain, self.domain_names),
             "role": self.role,
-            "label": pd.Categorical.from_codes(self.label.numpy(), self.class_names),
-            "predicted": pd.Categorical.from_codes(predicted.numpy(), self.class_names),
+            "label": _named(self.label, self.class_names),
+            "predicted": _named(predicted, self.class_names),
             "correct": (predicted == self.label).numpy(),
             "probability": best.exp().numpy(),
             "loss": -of_label.numpy(),
@@ -318,7 +326,7 @@ def _damaged(path: Path, fault: str) -> HmoeError:
     )
 
 
-def read_predictions(folder: Path, record: dict | None = None) -> Predictions:
+def read_predictions(folder: Path, record: Mapping | None = None) -> Predictions:
     """Read the predictions in the folder of a run.
 
     Args:
@@ -359,7 +367,7 @@ def read_predictions(folder: Path, record: dict | None = None) -> Predictions:
         raise _damaged(path, f"has another form ({error})") from None
 
 # %% ../../nbs/05_training/12_predictions.ipynb #def-finished
-def selected_steps(measured: dict) -> dict[str, int]:
+def selected_steps(measured: Mapping) -> dict[str, int]:
     """Return inference mode -> update after which a run's weights were selected, from 0.
 
     Args:
@@ -369,7 +377,9 @@ def selected_steps(measured: dict) -> dict[str, int]:
     return {mode: entry["step"] for mode, entry in entries.items()}
 
 
-def predict_run(record: dict, folder: Path, data, device="cpu", trust_code: bool = False):
+def predict_run(
+    record: Record, folder: Path, data, device: Device = "cpu", trust_code: bool = False
+) -> Predictions:
     """Compute the predictions of a finished run from its weights.
 
     Args:
@@ -394,16 +404,16 @@ def predict_run(record: dict, folder: Path, data, device="cpu", trust_code: bool
         )
     mode = next(iter(steps))
     path = selected_path(folder, mode)
-    device = resolve_device(str(device))
-    precise = device_determinism(config.precision, device)
-    with single_thread(), precise, undisturbed(str(device)):
-        algorithm, _ = restore_model(record, mode, path, device, trust_code)
-        evaluation = Evaluation(config, with_precomputed(data, algorithm), device)
+    on_device = resolve_device(str(device))
+    precise = device_determinism(config.precision, on_device)
+    with single_thread(), precise, undisturbed(str(on_device)):
+        algorithm, _ = restore_model(record, mode, path, str(on_device), trust_code)
+        evaluation = Evaluation(config, with_precomputed(data, algorithm), on_device)
         return collect_predictions(evaluation, algorithm, folder, steps)
 
 
 def ensure_predictions(
-    record: dict, folder: Path, device="cpu", data_dir=None, trust_code: bool = False
+    record: Record, folder: Path, device: Device = "cpu", data_dir=None, trust_code: bool = False
 ) -> Predictions:
     """Read the predictions of a finished run, or compute them from its weights and write them.
 
@@ -420,13 +430,13 @@ def ensure_predictions(
         HmoeError: as `read_predictions`, `build_dataset` and `predict_run`.
     """
     if not (folder / PREDICTIONS_FILE).exists():
-        device = resolve_device(str(device))
-        data = build_dataset(RunConfig.from_dict(record["config"]), data_dir).to(device)
-        write_predictions(folder, predict_run(record, folder, data, device, trust_code))
+        on_device = resolve_device(str(device))
+        data = build_dataset(RunConfig.from_dict(record["config"]), data_dir).to(on_device)
+        write_predictions(folder, predict_run(record, folder, data, on_device, trust_code))
     return read_predictions(folder, record)
 
 
-def ensure_all_predictions(records: list[dict], store, device="cpu", data_dir=None):
+def ensure_all_predictions(records: Sequence[Record], store, device: Device = "cpu", data_dir=None):
     """Compute and write the predictions of all complete runs of images that have none.
 
     Args:
