@@ -94,7 +94,11 @@ _SMALL_NETWORKS = ("small_cnn", "mnist_cnn", "image_cnn")
 
 
 def _network(algorithm: str, of_files: bool) -> str:
-    """Return the default network of an algorithm: a small one, unless it needs a specific one."""
+    """Return the default network of an algorithm: a small one, unless it needs a specific one.
+
+    >>> _network("ERM", of_files=False), _network("ERM", of_files=True)
+    ('small_cnn', 'image_cnn')
+    """
     usual = get_algorithm(algorithm).HPARAMS["network"].default
     if usual != SHARED_HPARAMS["network"].default:
         return usual
