@@ -415,3 +415,43 @@ def test_a_run_trains_and_its_record_names_the_combination(tmp_path):
     assert record["status"] == "complete", record["reason"]
     assert record["config"]["algorithm"] == "SAM+CORAL"
     assert np.isfinite(record["checkpoints"][-1]["losses"]["perturbed_loss"])
+
+
+def test_a_class_of_a_file_combines_and_is_restored(tmp_path, monkeypatch, own_names):
+    from hmoe_repro.algorithms.from_file import (
+        algorithm_from_file,
+        new_algorithm,
+        restore_algorithm,
+        source_hash,
+    )
+
+    monkeypatch.setenv("HMOE_RUNS", str(tmp_path))
+    new_algorithm("Between", str(tmp_path / "between.py"))
+    name = algorithm_from_file(f"{tmp_path}/between.py:Between")
+    both = get_algorithm(f"SAM+{name}")
+    assert both.name == "SAM+Between (between.py)"
+    assert source_hash(both) == source_hash(get_algorithm(name))
+    restored = restore_algorithm(both.name, source_hash(both), trust_code=True)
+    assert restored.base is get_algorithm(name)
+    check_algorithm(restored)
+
+
+# The studies
+
+
+def test_the_studies_have_the_length_of_table_1_and_its_rows_of_erm():
+    from hmoe_repro.studies.studies import study_configs
+
+    search, table, first = (
+        study_configs(f"quick-{name}") for name in ("sharpness-search", "sharpness", "table1")
+    )
+    algorithms = {config.algorithm for config in search}
+    assert algorithms == {*MEMBERS["sharpness"], "SAM+CORAL", "SAM+HMOE-DN"}
+    assert {config.algorithm for config in table} == algorithms | {"ERM"}
+    assert len({config.run_id for config in search}) == len(search) == 7 * 4 * 4
+    assert len({config.run_id for config in table}) == len(table) == 8 * 4 * 6
+    assert {c.trial_seed for c in search}.isdisjoint(c.trial_seed for c in table)
+    assert {c.steps for c in (*search, *table)} == {c.steps for c in first} == {701}
+    of_erm = {c.run_id for c in first if c.algorithm == "ERM"}
+    shared = {c.run_id for c in table if c.algorithm == "ERM" and c.trial_seed < 3}
+    assert shared == of_erm
