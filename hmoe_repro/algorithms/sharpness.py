@@ -82,7 +82,9 @@ class Sharpness(Algorithm):
         assert self.optimizer is not None
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        trained = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        trained = set()
+        for group in self.optimizer.param_groups:
+            trained.update(map(id, group["params"]))
         return {
             name: p.grad
             for name, p in self.named_parameters()
