@@ -401,20 +401,29 @@ def test_a_registered_class_combines_by_its_name():
         del ALGORITHMS["Mine"]
 
 
-def test_a_run_trains_and_its_record_names_the_combination(tmp_path):
+@pytest.mark.parametrize("name", ["SAGM", "SAM+CORAL", "SWAD-DISAM"])
+def test_a_killed_run_resumes_bitwise(name, tmp_path):
     from hmoe_repro.training.planning import make_config
     from hmoe_repro.training.run import run
-    from hmoe_repro.training.store import RunStore
+    from hmoe_repro.training.store import RunStore, outcome
 
-    config = make_config(
-        "SAM+CORAL", "DigitDomainsTiny", ["sketch"], network="small_cnn", hparams={"rho": 0.1}
-    ).replace(steps=3, checkpoint_frequency=2)
+    def kill(step, steps):
+        if step == 5:
+            raise KeyboardInterrupt
+
+    options = {"network": "small_cnn", "steps": 9, "checkpoint_frequency": 2}
+    hparams = {"batch_size": 4, "rho": 0.1}
+    config = make_config(name, "DigitDomainsTiny", ["photo"], 0, hparams, **options)
     assert config.hparams["rho"] == 0.1
-    assert config.hparams["mmd_gamma"] == 1.0
-    record = run(config, RunStore(tmp_path))
-    assert record["status"] == "complete", record["reason"]
-    assert record["config"]["algorithm"] == "SAM+CORAL"
-    assert np.isfinite(record["checkpoints"][-1]["losses"]["perturbed_loss"])
+    whole = run(config, RunStore(tmp_path / "whole"))
+    with pytest.raises(KeyboardInterrupt):
+        run(config, RunStore(tmp_path / "killed"), on_step=kill)
+    resumed = run(config, RunStore(tmp_path / "killed"))
+    assert whole["status"] == "complete", whole["reason"]
+    assert resumed["resumed"]
+    assert outcome(whole) == outcome(resumed)
+    assert whole["config"]["algorithm"] == name
+    assert np.isfinite(whole["checkpoints"][-1]["losses"]["perturbed_loss"])
 
 
 def test_a_class_of_a_file_combines_and_is_restored(tmp_path, monkeypatch, own_names):
