@@ -288,6 +288,24 @@ def test_what_is_loss_only():
             get_algorithm(f"SAM+{name}")
 
 
+@pytest.mark.parametrize(
+    "name", ["SAM+" * 5000 + "ERM", "SWAD-SAM+" * 5000 + "ERM", "SAM+SWAD-ERM"]
+)
+def test_endless_names_are_refused_at_once(name):
+    with pytest.raises(HmoeError, match="is not one step on one loss") as refused:
+        get_algorithm(name)
+    assert len(str(refused.value)) < 400
+
+
+@pytest.mark.parametrize("name", ["SAM+", "SAM", "+SAM", "SAM+Nothing", "sam+CORAL", "ERM+CORAL"])
+def test_half_names_are_unknown(name):
+    if name == "SAM":
+        assert get_algorithm(name) is SAM
+        return
+    with pytest.raises(HmoeError, match="unknown algorithm"):
+        get_algorithm(name)
+
+
 def test_an_update_of_a_users_class_is_refused():
     class Mine(ERM):
         def update(self, minibatches, unlabeled=None):

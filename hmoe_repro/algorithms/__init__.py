@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['MEMBERS', 'FAMILIES', 'WRAPPERS', 'SHARPNESS', 'MOST_AVERAGES', 'DOMAINBED', 'SPELLINGS', 'algorithm_names',
-           'list_algorithms', 'inner_name', 'domainbed_name', 'get_algorithm', 'describe_hparam', 'describe_networks',
-           'describe_algorithm']
+           'list_algorithms', 'inner_name', 'impossible_combination', 'domainbed_name', 'get_algorithm',
+           'describe_hparam', 'describe_networks', 'describe_algorithm']
 
 # %% ../../nbs/04_algorithms/19_registry.ipynb #imports
 import importlib
@@ -80,6 +80,16 @@ def inner_name(name: str) -> str:
     return ""
 
 
+def impossible_combination(sharpness: str, name: str) -> HmoeError:
+    """Build the error for an algorithm, called `name`, that `sharpness`, such as SAM, cannot train."""
+    shown = name if len(name) <= 40 else f"{name[:40]}..."
+    return HmoeError(
+        f"{sharpness}+{shown} is impossible: an update of {shown} is not one step on one loss.",
+        fix="combine with an algorithm that defines only `loss`, such as CORAL. Averages of "
+        f"weights go outside: SWAD-{sharpness}.",
+    )
+
+
 def domainbed_name(name: str) -> str:
     """Return the name of an algorithm as DomainBed spells it, for its seeds and its tables.
 
@@ -123,6 +133,8 @@ def get_algorithm(name: str):
         return _module("averaging").wrapped(get_algorithm(wrapper), get_algorithm(inner))
     sharpness, plus, inner = name.partition("+")
     if plus and sharpness in SHARPNESS:
+        if inner_name(inner) and inner not in registered:
+            raise impossible_combination(sharpness, inner)
         return _module("sharpness").sharpened(get_algorithm(sharpness), get_algorithm(inner))
     check_choice(name, algorithm_names(), "algorithm")
     _module(FAMILIES[name])

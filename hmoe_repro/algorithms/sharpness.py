@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.utils import get_total_norm
 
+from . import impossible_combination
 from .anchors import Scheduled
 from .base import ERM, Algorithm, concatenate, register
 from .tools import AnnealedPenalty, domain_losses
@@ -135,17 +136,13 @@ def is_loss_only(cls: type[Algorithm]) -> bool:
 
 def _check_combination(sharpness: type[Algorithm], base: type[Algorithm], name: str):
     """Raise `HmoeError` unless `sharpness` can train the loss of `base`, called `name`."""
-    combined = f"{sharpness.name}+{name}"
     if not is_loss_only(base):
-        raise HmoeError(
-            f"{combined} is impossible: an update of {name} is not one step on one loss.",
-            fix="combine with an algorithm that defines only `loss`, such as CORAL. Averages of "
-            f"weights go outside: SWAD-{sharpness.name}.",
-        )
+        raise impossible_combination(sharpness.name, name)
     twice = sorted(_step_of(sharpness).EXTRA_HPARAMS.keys() & base.HPARAMS.keys())
     if twice:
         raise HmoeError(
-            f"{combined} is impossible: both have a hyper-parameter {', '.join(twice)}.",
+            f"{sharpness.name}+{name} is impossible: both have a hyper-parameter "
+            f"{', '.join(twice)}.",
             fix=f"rename it in {name}.",
         )
 
