@@ -81,7 +81,7 @@ def inner_name(name: str) -> str:
 
 
 def impossible_combination(sharpness: str, name: str) -> HmoeError:
-    """Build the error for an algorithm, called `name`, that `sharpness`, such as SAM, cannot train."""
+    """Build the error for an algorithm `name` whose loss `sharpness`, such as SAM, cannot train."""
     shown = name if len(name) <= 40 else f"{name[:40]}..."
     return HmoeError(
         f"{sharpness}+{shown} is impossible: an update of {shown} is not one step on one loss.",
