@@ -174,6 +174,12 @@ OWN = {
         "mlp_dropout": "one of 0",
     },
     "ERM++": {"linear_lr": "10^U(-5, -3.5)"},
+    **dict.fromkeys(("SAM", "GSAM", "DISAM"), {"rho": "one of 0.01, 0.02, 0.05, 0.1, 0.2, 0.5"}),
+    "ASAM": {
+        "rho": "one of 5e-05, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, "
+        "0.2, 0.5, 1, 2"
+    },
+    "SAGM": dict.fromkeys(("rho", "sagm_alpha"), "one of 0.01, 0.02, 0.05, 0.1"),
     "URM": {
         "urm_adv_lambda": "U(0, 0.2)",
         "urm_discriminator_label_smoothing": "U(0, 0)",

@@ -282,14 +282,23 @@ class Algorithm(Resumable):
         """Compute the scalars to report. Training minimises the entry 'loss'."""
         raise NotImplementedError
 
+    def checked_loss(self, minibatches) -> dict[str, torch.Tensor]:
+        """Compute `loss`, and check what it returns.
+
+        Raises:
+            HmoeError: if `loss` does not return a dictionary with a scalar tensor 'loss'.
+        """
+        losses = self.loss(minibatches)
+        _check_loss(losses, type(self).__name__)
+        return losses
+
     def steps(self, minibatches) -> dict[str, torch.Tensor]:
         """Make all optimiser steps of one update, by default a single step on the loss.
 
         Returns:
             The scalars to report, including 'loss'.
         """
-        losses = self.loss(minibatches)
-        _check_loss(losses, type(self).__name__)
+        losses = self.checked_loss(minibatches)
         assert self.optimizer is not None  # `update` builds it before the steps
         self.optimizer.zero_grad(set_to_none=True)
         losses["loss"].backward()

@@ -29,7 +29,7 @@ from types import ModuleType
 import numpy as np
 import torch
 
-from . import DOMAINBED, SPELLINGS, WRAPPERS, algorithm_names, get_algorithm
+from . import DOMAINBED, SPELLINGS, algorithm_names, get_algorithm, inner_name
 from .base import ALGORITHMS, Algorithm, register
 from .outside_code import KEPT, check_reads, difference, watch
 from hmoe_repro.algorithms.source import (
@@ -532,7 +532,7 @@ def algorithm_name(given) -> str:
 def source_hash(cls) -> str | None:
     """Return the hash of an algorithm's code (`source_of`), or None for the library's algorithms.
 
-    An average of weights has the hash of the averaged algorithm.
+    A combination, such as SWAD-Mine or SAM+Mine, has the hash of its inner algorithm.
 
     Raises:
         HmoeError: if the source is not available.
@@ -607,8 +607,8 @@ def restore_algorithm(name: str, key: str, trust_code: bool = False):
     Raises:
         HmoeError: if that version is not available, or is kept code and `trust_code` is not set.
     """
-    wrapper, _, inner = name.partition("-")
-    if wrapper in WRAPPERS and inner.endswith(")"):  # the averaged weights of a class of a file
+    inner = inner_name(name)
+    if inner.endswith(")"):  # such as SWAD-Mine (mine.py)
         restore_algorithm(inner, key, trust_code)
         return get_algorithm(name)
     known = _known(name)
