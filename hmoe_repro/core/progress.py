@@ -46,7 +46,8 @@ class Progress(progress.Progress):
 
     def __init__(self, console: Console | None = None, quiet: bool = False):
         terminal = sys.stdout.isatty()
-        console = console or Console(force_terminal=terminal, force_jupyter=False)
+        if console is None:
+            console = Console(force_terminal=terminal, force_jupyter=False)
         self.bars = console.is_terminal and not quiet
         self.quiet = quiet
         self.ids_by_name = {}  # name of a running task -> its number in `rich`

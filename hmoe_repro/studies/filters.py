@@ -116,7 +116,9 @@ def matching_runs(
     chosen = list(runs)
     for field, wanted in patterns.items():
         values_of = _VALUES[check_choice(field, _VALUES, "field of runs")]
-        known = {value for run in runs for value in values_of(run)}
+        known = set()
+        for run in runs:
+            known.update(values_of(run))
         if field == "status":
             known.update(STATUSES)
         for pattern in wanted:
