@@ -2,8 +2,8 @@
 
     python .ci/reading_path.py
 
-A minute is 200 words or 40 lines of code. Formulas, targets of links, code in text and folded
-answers are not counted.
+A minute is 200 words or 40 lines of code. Formulas, targets of links, buttons, code in text and
+folded answers are not counted.
 """
 
 import json
@@ -23,7 +23,8 @@ INSTALL = "install-if-absent"  # the cell that nobody reads
 
 def count_words(text: str) -> int:
     "Return the number of words that are read in a text: no formulas, code or folded answers."
-    skipped = r"```.*?```|\$\$.*?\$\$|\$[^$]*\$|<details>.*?</details>|<[^>]*>"
+    button = r"\[!\[[^\]]*\]\([^)]*\)\]\([^)]*\)"
+    skipped = rf"{button}|```.*?```|\$\$.*?\$\$|\$[^$]*\$|<details>.*?</details>|<[^>]*>"
     text = re.sub(r"\]\([^)]*\)", "]", re.sub(skipped, " ", text, flags=re.S))
     return sum(bool(re.search("[A-Za-z]{2}", word)) for word in text.split())
 

@@ -13,7 +13,7 @@
 Compare algorithms: `compare`. Group one's own images: `discover`. Predict: `load`.
 Build: `get_algorithm`, `Algorithm`, `register`, `load_dataset`, `list_*`.
 Train: `make_config`, `RunConfig`, `run`, `sweep`. Read records: `results`, `checkpoints`.
-Measure predictions: `evaluate`, `predictions`, `confusion`.
+Measure predictions: `evaluate`, `predictions`, `confusion_matrix`.
 A name is imported when it is first used. The command line is `hmoe`, or `python -m hmoe_repro`.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # for editors and type checkers
     from .algorithms.base import Algorithm, register
     from .analysis.results import checkpoints, results
     from .apps.compare import compare
-    from .analysis.measures import confusion
+    from .analysis.measures import confusion_matrix
     from .apps.discover import discover
     from .apps.evaluate import evaluate, predictions
     from .apps.predict import load
@@ -42,7 +42,7 @@ __all__ = [
     "RunConfig",
     "checkpoints",
     "compare",
-    "confusion",
+    "confusion_matrix",
     "discover",
     "evaluate",
     "get_algorithm",
@@ -63,7 +63,7 @@ _MODULES = {  # public name -> the module that defines it
     "RunConfig": "training.run_config",
     "checkpoints": "analysis.results",
     "compare": "apps.compare",
-    "confusion": "analysis.measures",
+    "confusion_matrix": "analysis.measures",
     "discover": "apps.discover",
     "evaluate": "apps.evaluate",
     "get_algorithm": "algorithms",

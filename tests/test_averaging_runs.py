@@ -5,7 +5,7 @@ import pytest
 
 from hmoe_repro.training.model import build_dataset, load_model
 from hmoe_repro.training.planning import make_config
-from hmoe_repro.training.protocols import evaluate, make_splits
+from hmoe_repro.training.protocols import make_splits, mode_accuracies
 from hmoe_repro.training.run import run
 from hmoe_repro.training.store import RunStore, outcome
 from hmoe_repro.training.trainer import Trainer
@@ -43,7 +43,7 @@ def test_a_killed_run_goes_on_to_the_bit_and_the_kept_model_is_the_average(algor
         model, _ = load_model(whole["run_id"], mode, RunStore(tmp_path / "whole"))
         data = build_dataset(short_config(algorithm, **hparams))
         assert (
-            evaluate(model, data, "photo", make_splits(data, 0)["photo"]["in"])[mode]
+            mode_accuracies(model, data, "photo", make_splits(data, 0)["photo"]["in"])[mode]
             == chosen["test_accuracy"]
         )
 

@@ -45,7 +45,7 @@ from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.data.base import as_input
 from hmoe_repro.networks.precision import PRECISIONS
 from hmoe_repro.report.render import KINDS, render
-from hmoe_repro.training.protocols import evaluate
+from hmoe_repro.training.protocols import mode_accuracies
 
 TINY = scale_of("updates", "tiny")
 PAGE = page_functions("speed")
@@ -309,7 +309,7 @@ def test_plain_updates_learn_and_plain_accuracy_counts(data):
         TensorDataset(data.images[0][part].float() / 255, data.labels[0][part]), batch_size=7
     )
     assert plain_accuracy(model, loader) == pytest.approx(
-        evaluate(trainer.algorithm, data, "0", part)["default"]
+        mode_accuracies(trainer.algorithm, data, "0", part)["default"]
     )
 
 

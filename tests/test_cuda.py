@@ -20,7 +20,7 @@ from hmoe_repro.studies.sweep import sweep
 from hmoe_repro.training.checkpoint_io import load_state, save_state
 from hmoe_repro.training.model import load_model
 from hmoe_repro.training.planning import make_config
-from hmoe_repro.training.protocols import EVALUATION_BATCH, evaluate
+from hmoe_repro.training.protocols import EVALUATION_BATCH, mode_accuracies
 from hmoe_repro.training.run import run
 from hmoe_repro.training.store import RunStore, outcome
 from hmoe_repro.training.trainer import Trainer
@@ -211,8 +211,10 @@ def test_accuracies_are_those_of_the_cpu(name):
     data, algorithm = load_dataset("DigitDomainsTiny", 0), made(name, "cpu")
     indices = torch.arange(len(data.labels[0])).repeat(3)
     assert len(indices) > 2 * EVALUATION_BATCH
-    expected = evaluate(algorithm, data, data.domain_names[0], indices)
-    found = evaluate(algorithm.to(DEVICE), data.to(DEVICE), data.domain_names[0], indices, DEVICE)
+    expected = mode_accuracies(algorithm, data, data.domain_names[0], indices)
+    found = mode_accuracies(
+        algorithm.to(DEVICE), data.to(DEVICE), data.domain_names[0], indices, DEVICE
+    )
     most = 2.5 / len(indices)  # two images on the border between classes
     for mode in expected:
         assert found[mode] == pytest.approx(expected[mode], abs=most)

@@ -32,7 +32,7 @@ from hmoe_repro.method.masks import hard_iou
 from hmoe_repro.training.measurements import measure_run, trained_run
 from hmoe_repro.training.model import build_dataset, load_model
 from hmoe_repro.training.planning import make_config
-from hmoe_repro.training.protocols import evaluate
+from hmoe_repro.training.protocols import mode_accuracies
 from hmoe_repro.training.run import run
 from hmoe_repro.training.store import RunStore
 from hmoe_repro.training.trainer import Trainer
@@ -488,7 +488,7 @@ def test_a_run_becomes_a_record_with_modes_masks_and_a_model(tmp_path, protocol)
     assert set(record["masks"]["places"]) == places
     for mode in DMG.modes:
         model, _ = load_model(config.run_id, mode, store)
-        found = evaluate(model, build_dataset(config), "sketch", torch.arange(10))
+        found = mode_accuracies(model, build_dataset(config), "sketch", torch.arange(10))
         assert set(found) == set(DMG.modes)
     assert (tmp_path / config.run_id / "arrays.safetensors").exists()
 

@@ -10,7 +10,7 @@ from hmoe_repro.algorithms.base import ERM
 from hmoe_repro.algorithms.conformance import small_network
 from hmoe_repro.data.registry import load_dataset
 from hmoe_repro.training.planning import make_config
-from hmoe_repro.training.protocols import evaluate
+from hmoe_repro.training.protocols import mode_accuracies
 from hmoe_repro.training.trainer import Trainer
 
 META = torch.device("meta")
@@ -92,7 +92,7 @@ def test_a_run_carries_its_indices_over_in_one_copy_and_reads_a_test_once():
             trainer.update()
             assert (mode.arrivals - before, len(read)) == (count, count)
         before, parts = mode.arrivals, torch.arange(50).repeat(3)
-        evaluate(trainer.algorithm, trainer.data, data.domain_names[0], parts, META)
+        mode_accuracies(trainer.algorithm, trainer.data, data.domain_names[0], parts, META)
         assert (mode.arrivals - before, len(read)) == (1, 3)
         assert len(parts) > 64
 

@@ -68,12 +68,12 @@ def test_calibration_sums_over_bins():
 
 def test_confusion_counts_labels_by_rows_and_keeps_classes_without_images():
     frame = made_by_hand()
-    counts = measures.confusion(frame)
+    counts = measures.confusion_matrix(frame)
     assert counts.loc["cat", "dog"] == 1
     assert counts.loc["dog", "cat"] == 1
     assert counts.to_numpy().sum() == len(frame)
     assert counts.loc["fox"].sum() == 0
-    fractions = measures.confusion(frame, normalise=True)
+    fractions = measures.confusion_matrix(frame, normalise=True)
     assert fractions.loc["cat", "cat"] == 0.75
     assert fractions.loc["fox"].isna().all()
 

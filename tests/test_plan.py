@@ -256,6 +256,7 @@ def test_a_plan_takes_the_flags_of_a_sweep():
     plan, sweep = flags_of("plan"), flags_of("sweep")
     assert plan == {flag: sweep[flag] for flag in plan}
     trains = {"--engine", "--gpus-per-run", "--minutes", "--log", "--resume-anyway"}
+    trains |= {"--save-predictions"}
     assert sweep.keys() - plan.keys() == trains
     selecting = {"--algorithm", "--n-hparams", "--rule", "--where", "--set", "--shard"}
     assert selecting <= plan.keys()

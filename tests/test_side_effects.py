@@ -291,6 +291,7 @@ CHANGES = {
     "method/toy_hmoe.py": {"torch.manual_seed"},  # in fork_rng
     "analysis/spectra.py": {"torch.manual_seed"},  # in fork_rng
     "apps/compare.py": {"plt.rcParams.update"},  # in rc_context
+    "apps/study_page.py": {"plt.rcParams.update"},  # in rc_context
     "apps/export.py": {"warnings.simplefilter"},  # in catch_warnings
     "cli/app.py": {"warnings.showwarning"},  # main puts it back
 }  # fmt: skip

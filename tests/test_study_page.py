@@ -6,7 +6,7 @@ import pytest
 
 from hmoe_repro.analysis.results import frame_of, load_study, with_omitted_defaults
 from hmoe_repro.analysis.statistics import contrasts
-from hmoe_repro.apps.study_page import circumstances, study_page
+from hmoe_repro.apps.study_page import environment_table, study_page
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.training.predictions import PREDICTIONS_FILE
 from hmoe_repro.training.run import run
@@ -88,8 +88,8 @@ def test_saved_predictions_become_confusion_matrices(tmp_path):
 def test_circumstances_count_the_runs_of_each_commit_and_device():
     records = load_study("quick-balance")[:3]
     records[0] = records[0] | {"environment": records[0]["environment"] | {"commit": "abc"}}
-    table = circumstances(records)
+    table = environment_table(frame_of(records))
     assert table.runs.sum() == 3
     assert table[table.commit == "abc"].runs.tolist() == [1]
-    bare = circumstances([{"environment": {}}, {}])
-    assert bare.runs.tolist() == [2]
+    bare = frame_of([record | {"environment": {}} for record in records])
+    assert environment_table(bare).runs.tolist() == [3]

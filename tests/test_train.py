@@ -15,7 +15,7 @@ from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.training.checkpoint_io import is_sealed, load_state, sealed
 from hmoe_repro.training.model import build_dataset, load_model, selected_path
 from hmoe_repro.training.planning import make_config, make_toy_config
-from hmoe_repro.training.protocols import evaluate, make_splits
+from hmoe_repro.training.protocols import make_splits, mode_accuracies
 from hmoe_repro.training.run import failed_record, run, without_paths
 from hmoe_repro.training.selection import training_domain_validation, validation_accuracy
 from hmoe_repro.training.store import RunStore, outcome, publish_study
@@ -163,7 +163,7 @@ def test_loaded_model_gives_the_number_of_the_record(tmp_path):
     for mode in ("mix", "max", "ood"):
         algorithm, _ = load_model(record["run_id"], mode, store)
         assert (
-            evaluate(algorithm, data, "photo", make_splits(data, 0)["photo"]["in"])[mode]
+            mode_accuracies(algorithm, data, "photo", make_splits(data, 0)["photo"]["in"])[mode]
             == record["selected"][mode]["test_accuracy"]
         )
     with pytest.raises(HmoeError, match="mix, max, ood"):

@@ -234,7 +234,7 @@ def test_results_of_a_folder_by_its_name(given, elsewhere, trained, monkeypatch)
     assert len(results("runs")) == len(results(trained.folder)) == 2
     for source, said in (
         ([], "no study is named. Fix: name"),
-        ("study.toml", r"study.toml.*says what to train.*hmoe sweep study.toml"),
+        ("study.toml", r"study.toml.*Fix: name a TOML file"),
         (".", "has no runs. Fix: name"),
         ("absent", "no records of study 'absent'"),
     ):

@@ -31,7 +31,7 @@ from ..training.model import build_dataset
 from ..training.predictions import ROLES, ensure_predictions
 from ..training.run_config import TOY, RunConfig
 from ..training.selection import Record
-from ..training.store import RunStore
+from ..training.store import RunStore, summary_of
 
 # %% ../../nbs/09_apps/08_evaluate.ipynb #def-records
 def _is_study(source) -> bool:
@@ -63,7 +63,7 @@ def _find_records(source, store: RunStore | None) -> tuple[list[Record], RunStor
         store = store or own_store
     store = store or RunStore()
     frame = getattr(source, "frame", source)
-    if isinstance(frame, pd.DataFrame):
+    if isinstance(frame, pd.DataFrame) and "run_id" in frame:
         return _records_of_ids(list(dict.fromkeys(frame.run_id)), store), store
     if isinstance(source, Place) and expanded(source).is_dir():
         store = RunStore(expanded(source))
@@ -73,13 +73,17 @@ def _find_records(source, store: RunStore | None) -> tuple[list[Record], RunStor
         return records, store
     if _is_study(source):
         return collect_study(source, store)[0], store
-    ids = [source] if isinstance(source, Place) else list(source)
+    ids = [source] if isinstance(source, Place) else source
+    if not isinstance(ids, Sequence) or not all(isinstance(run_id, str) for run_id in ids):
+        cause = f"no run, study or folder of runs: {type(source).__name__}."
+        raise HmoeError(cause, fix="the id of a run, several ids, a study, or a folder of runs.")
     return _records_of_ids(ids, store), store
 
 
 def _is_evaluable(record: Record) -> bool:
     """Return whether a record is of a complete run that classifies images."""
-    return record["status"] == "complete" and record["config"]["dataset"] != TOY
+    run = summary_of(record)
+    return run.status == "complete" and run.config["dataset"] != TOY
 
 # %% ../../nbs/09_apps/08_evaluate.ipynb #def-predictions
 HELD_OUT = ("test", "validation", "test in domain")
@@ -97,17 +101,17 @@ def _role_names(roles: Sequence[str] | str | None) -> list[str]:
 
 def _frame_of_run(record: Record, stored, mode: str | None, roles: list[str]) -> pd.DataFrame:
     """Return the frame of a run's predictions, with the columns that name the run."""
-    config = record["config"]
+    run = summary_of(record)
     mode = mode or stored.modes[0]
     frame = stored.frame(mode)
     frame = frame[frame.role.isin(roles)]
     of_run = {
-        "run_id": record["run_id"],
-        "algorithm": config["algorithm"],
+        "run_id": run.run_id,
+        "algorithm": run.config["algorithm"],
         "mode": mode,
-        "dataset": config["dataset"],
-        "test_domain": ",".join(config["test_domains"]),
-        "trial_seed": config["trial_seed"],
+        "dataset": run.config["dataset"],
+        "test_domain": ",".join(run.config["test_domains"]),
+        "trial_seed": run.config["trial_seed"],
     }
     return frame.assign(**of_run)[[*of_run, *frame.columns]]
 
@@ -177,6 +181,9 @@ def predictions(
 
     Raises:
         HmoeError: for unknown runs, modes and roles, and for runs without weights or predictions.
+
+    >>> images = predictions("my_study.toml")  # doctest: +SKIP
+    >>> images.groupby(["algorithm", "domain"]).correct.mean()  # doctest: +SKIP
     """
     records, store = _find_records(source, store)
     names = _role_names(roles)
@@ -259,7 +266,8 @@ def _pictures_of(rows: pd.DataFrame, records: list[Record], data_dir) -> list:
         records: records of their runs.
         data_dir: folder of data sets.
     """
-    configs = {r["run_id"]: RunConfig.from_dict(r["config"]) for r in records}
+    runs = [summary_of(record) for record in records]
+    configs = {run.run_id: RunConfig.from_dict(run.config) for run in runs}
     pictures = []
     for run_id, domain, position in zip(rows.run_id, rows.domain, rows.position):
         data = build_dataset(configs[run_id], data_dir)
@@ -366,7 +374,7 @@ class Evaluated:
         Raises:
             HmoeError: for an unknown algorithm or role.
         """
-        return measures.confusion(self._of(algorithm, role), normalise)
+        return measures.confusion_matrix(self._of(algorithm, role), normalise)
 
     def reliability(self, algorithm: str | None = None, role: str = "test") -> pd.DataFrame:
         """Return the reliability of all runs of an algorithm together (`measures.reliability`).
@@ -528,6 +536,14 @@ def evaluate(
 
     Raises:
         HmoeError: as `predictions`.
+
+    >>> from hmoe_repro.training.planning import make_config
+    >>> from hmoe_repro.training.run import run
+    >>> config = make_config("ERM", "DigitDomainsTiny", ["sketch"], network="small_cnn", steps=2)
+    >>> record = run(config)
+    >>> evaluated = evaluate(config.run_id)
+    >>> int(evaluated.confusion(normalise=False).to_numpy().sum()) == record["test_size"]
+    True
     """
     records, store = _find_records(source, store)
     names = _role_names(roles)

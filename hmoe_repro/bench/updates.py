@@ -32,7 +32,7 @@ from ..core import determinism
 from ..data.base import MultiDomainDataset
 from ..method.hmoe import HMOE, total_loss
 from ..networks.precision import Bf16GroupNorm
-from ..training.protocols import evaluate
+from ..training.protocols import mode_accuracies
 from ..training.run_config import RunConfig
 from ..training.trainer import Trainer
 

@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['HOLDOUT', 'EVALUATION_BATCH', 'PROTOCOLS', 'split_indices', 'make_splits', 'select_training_domains',
            'domains_with_domain_labels', 'draw_domain_labelled', 'Sampler', 'request_batch', 'make_batch',
-           'validation_seeds', 'run_seed', 'run_seed_of', 'evaluate', 'parse_evaluate_option', 'DomainBedProtocol',
-           'three_parts', 'split_train_val', 'dmg_splits', 'epoch_length', 'EpochSampler', 'DMGProtocol',
-           'make_protocol']
+           'validation_seeds', 'run_seed', 'run_seed_of', 'mode_accuracies', 'parse_evaluate_option',
+           'DomainBedProtocol', 'three_parts', 'split_train_val', 'dmg_splits', 'epoch_length', 'EpochSampler',
+           'DMGProtocol', 'make_protocol']
 
 # %% ../../nbs/05_training/03_protocols.ipynb #imports
 import math
@@ -334,7 +334,7 @@ EVALUATION_BATCH = 64
 
 
 @torch.no_grad()
-def evaluate(
+def mode_accuracies(
     algorithm: DomainAlgorithm,
     dataset: DomainDataset,
     domain: str,

@@ -88,6 +88,7 @@ class Record(TypedDict):
         test_size: number of test images.
         protocol: settings of DMG's protocol.
         in_domain: mode -> scores on test images of the training domains.
+        predictions: number of images, modes and digest of the file of predictions.
         in_domain_size: number of these images.
         discovery: scores of discovered domains. None if the algorithm has none.
         clusters: scores of k-means.
@@ -111,6 +112,7 @@ class Record(TypedDict):
     test_size: NotRequired[int]
     protocol: NotRequired[dict[str, Any]]
     in_domain: NotRequired[dict[str, InDomain]]
+    predictions: NotRequired[dict[str, Any]]
     in_domain_size: NotRequired[int]
     discovery: NotRequired[dict[str, Any] | None]
     clusters: NotRequired[dict[str, Any] | None]

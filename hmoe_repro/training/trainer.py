@@ -161,7 +161,7 @@ class Evaluation:
             split: 'in', 'out' or 'test'.
             seeds: seeds of the augmentation (n,). None means no augmentation.
         """
-        return protocols.evaluate(
+        return protocols.mode_accuracies(
             algorithm,
             self.data,
             domain,
