@@ -353,7 +353,8 @@ def _our_jobs(data: MultiDomainDataset, scale: SimpleNamespace) -> dict:
         trainer = our_trainer(name, precision, data, scale)
         jobs[f"{name} update", precision] = trainer.update
         if name == "ERM":
-            jobs["evaluation", precision] = partial(evaluate, trainer.algorithm, data, "0", part)
+            measured = partial(mode_accuracies, trainer.algorithm, data, "0", part)
+            jobs["evaluation", precision] = measured
         if precision == "float32":
             jobs["alone", f"{name} update"] = update_alone(trainer)
     return jobs
