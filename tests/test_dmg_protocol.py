@@ -29,7 +29,7 @@ from hmoe_repro.training.protocols import (
     EpochSampler,
     dmg_splits,
     epoch_length,
-    evaluate,
+    mode_accuracies,
     split_indices,
     split_train_val,
     three_parts,
@@ -273,12 +273,13 @@ def test_a_record_says_what_was_followed_and_has_in_domain_accuracy(tmp_path):
     algorithm, _ = load_model(config.run_id, store=RunStore(tmp_path))
     data, cut = build_dataset(config), dmg_splits(build_dataset(config), 0, ["sketch"])
     by_hand = {
-        d: evaluate(algorithm, data, d, cut[d]["test"])["default"] for d in data.domain_names[:3]
+        d: mode_accuracies(algorithm, data, d, cut[d]["test"])["default"]
+        for d in data.domain_names[:3]
     }
     inside = record["in_domain"]["default"]
     assert inside["domains"] == by_hand
     assert inside["accuracy"] == pytest.approx(sum(by_hand.values()) / 3)
-    tested = evaluate(algorithm, data, "sketch", cut["sketch"]["in"])["default"]
+    tested = mode_accuracies(algorithm, data, "sketch", cut["sketch"]["in"])["default"]
     assert record["selected"]["default"]["test_accuracy"] == tested
 
 
@@ -286,8 +287,8 @@ def test_evaluate_counts_modes_of_domains_where_a_domain_is_known(domains_known)
     data = load_dataset("DigitDomainsTiny")
     known = DomainsKnown(data.input_shape, data.num_classes, 3, {"network": "small_cnn"}).eval()
     indices = torch.arange(20)
-    assert list(evaluate(known, data, "plain", indices)) == ["default"]
-    found = evaluate(known, data, "plain", indices, known_domain=2)
+    assert list(mode_accuracies(known, data, "plain", indices)) == ["default"]
+    found = mode_accuracies(known, data, "plain", indices, known_domain=2)
     logits = known.predict(data.inputs(2, indices))
     shifted = (logits.roll(2, dims=1).argmax(1) == data.labels[2][indices]).float().mean()
     assert list(found) == ["default", "kd", "greedy"]
