@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,10 +13,12 @@ import torch
 
 from hmoe_repro.core.config import CONFIG, Config
 from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.data.base import MultiDomainDataset
 from hmoe_repro.training import predictions as module
-from hmoe_repro.training.model import build_dataset, load_model
+from hmoe_repro.training.model import build_dataset, load_model, selected_path
 from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.predictions import PREDICTIONS_FILE, ensure_predictions, read_predictions
+from hmoe_repro.training.protocols import EVALUATION_BATCH
 from hmoe_repro.training.run import run
 from hmoe_repro.training.store import RunStore, check_files, outcome
 
@@ -216,3 +219,41 @@ def test_the_setting_reaches_worker_processes():
     passed_on.restore(Config(save_predictions=True).to_json())
     assert passed_on.save_predictions
     assert not CONFIG.save_predictions
+
+
+def test_ten_thousand_images_are_predicted_in_batches(tmp_path, monkeypatch):
+    """At most one batch of images is decoded at a time, and the file has little but the logits."""
+    amount, num_classes = 5_000, 20
+    labels = torch.arange(amount) % num_classes
+    pictures = [torch.zeros(amount, 3, 8, 8, dtype=torch.uint8) for _ in "ab"]
+    classes = [f"class {i}" for i in range(num_classes)]
+    data = MultiDomainDataset("Many", ["a", "b"], classes, pictures, [labels, labels])
+    sizes = []
+
+    def inputs(position, indices, device):
+        sizes.append(len(indices))
+        return torch.nn.functional.one_hot(data.labels[position][indices], num_classes).float()
+
+    monkeypatch.setattr(data, "inputs", inputs)
+    monkeypatch.setattr(module, "load_weights", lambda path, algorithm: None)
+    everything = torch.arange(amount)
+    config = SimpleNamespace(run_id="0123456789ab", test_domains=("b",))
+    splits = {"a": {"in": everything[1000:], "out": everything[:1000]}, "b": {"in": everything}}
+    evaluation = SimpleNamespace(
+        config=config, data=data, splits=splits, domains=["a"], device=torch.device("cpu")
+    )
+    algorithm = torch.nn.Module()
+    algorithm.predict_modes = lambda x: {"default": 5 * x}
+    folder = tmp_path / config.run_id
+    folder.mkdir()
+    selected_path(folder, "default").touch()
+    predictions = module.collect_predictions(evaluation, algorithm, folder, {"default": 3})
+    assert len(predictions) == 2 * amount == sum(sizes)
+    assert max(sizes) == EVALUATION_BATCH
+    entry = module.write_predictions(folder, predictions)
+    stored = read_predictions(folder, {"predictions": entry})
+    assert bool((stored.logits_of().argmax(1) == stored.label).all())
+    assert stored.role.count("validation") == 1000
+    logits = 4 * num_classes * 2 * amount
+    names = sum(len(text) + 8 for text in (*stored.ids, *stored.role))
+    assert (folder / PREDICTIONS_FILE).stat().st_size < logits + 3 * 8 * 2 * amount + names
