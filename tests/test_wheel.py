@@ -94,10 +94,12 @@ def test_three_algorithms_are_compared_from_outside_a_clone(outside):
     assert "HMOE-DN" in (outside.folder / "comparison.html").read_text()
     for name in ("ERM", "CORAL", "HMOE-DN"):
         assert name in done.stdout
-    commands = ["sweep study.toml --jobs 2", "report study.toml"]
+    commands = ["sweep study.toml --jobs 2", "report study.toml", "report study.toml --notebook"]
     for command in commands:
         done = outside("hmoe", *command.split())
         assert done.returncode == 0, done.stderr
+    page = (outside.folder / "reports" / "study.html").read_text(encoding="utf-8")
+    assert all(f"<td>{name}</td>" in page for name in ("ERM", "CORAL", "HMOE-DN"))
     table = pd.read_csv(outside.folder / "reports" / "study" / "study.csv")
     assert set(table.iloc[:, 0].str.split(" ").str[0]) >= {"ERM", "CORAL", "HMOE-DN"}
     assert (outside.folder / "reports" / "study" / "study.ipynb").stat().st_size > 10_000
