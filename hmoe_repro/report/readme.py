@@ -153,6 +153,25 @@ def _paper_datasets(pages: tuple[str, ...]) -> set[str]:
     return names
 
 
+def _is_full(profile: str, page: str, facts: dict) -> bool:
+    """Return whether a rendered page is at the paper's scale, with every run of its table.
+
+    Args:
+        profile, page: the rendered page.
+        facts: its provenance. A page that lacks an algorithm or a data set is not full.
+    """
+    if FULL_ELSEWHERE.get(page) == profile:
+        return True
+    if profile != "paper":
+        return False
+    planned = {"algorithm": set(), "dataset": set()}
+    for study in artefact_studies(page, "paper"):
+        for block in read_study(study).runs:
+            planned["algorithm"].update(block.algorithms)
+            planned["dataset"].update(block.datasets)
+    return all(names <= set(facts.get(field) or []) for field, names in planned.items())
+
+
 def _status_word(rendered: dict[tuple[str, str], dict], full: bool, wanted: set[str]) -> str:
     """Return the status of rendered pages.
 
@@ -192,9 +211,9 @@ def item_status(pages: tuple[str, ...]) -> tuple[str, str]:
         return "not run", f"[page](nbs/paper/{pages[0]}.ipynb)" if pages[0] else "–"
     link_texts = {"quick": "digits", "mnist": "MNIST", "pacs": "PACS", "bench": "measured"}
     full = False
-    for profile, page in rendered:
+    for (profile, page), facts in rendered.items():
+        full = full or _is_full(profile, page, facts)
         if profile == "paper" or FULL_ELSEWHERE.get(page) == profile:
-            full = True
             link_texts[profile] = "page"
     links = {}  # as a set that keeps the order
     for profile, page in rendered:
