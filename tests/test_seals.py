@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.numpy import load_file
 from safetensors.torch import save
 
@@ -235,11 +236,11 @@ def test_arrays_of_another_run_are_not_published(store, published, tmp_path):
         assert (kept["codes"] == i).all()
 
 
-@pytest.mark.parametrize("without", [None, "panel_"])
+@pytest.mark.parametrize("without", [(), ("panel_*",), ("*_in", "panel_*")])
 def test_published_arrays_name_their_run(store, published, tmp_path, without):
     (ids := [record["run_id"] for record in published]).sort()
     file = store.path(ids[0]) / "arrays.safetensors"
-    values = {"codes": torch.ones(3), "panel_x": torch.ones(1)}
+    values = {"codes": torch.ones(3), "panel_x": torch.ones(1), "code_in": torch.ones(2)}
     file.write_bytes(sealed(values))  # whose they are, nobody knows
     with pytest.raises(HmoeError, match=f"run {ids[0]} .*has damaged arrays"):
         publish_study("s", ids, store, tmp_path, ids, without=without)
@@ -249,7 +250,19 @@ def test_published_arrays_name_their_run(store, published, tmp_path, without):
         content = (tmp_path / "s" / f"{run_id}.safetensors").read_bytes()
         assert seal_fault(content, run_id) is None
     row = pd.Series({"study": "s", "run_id": ids[0]})
-    assert (arrays(row, str(tmp_path))["codes"] == 1).all()
+    left = arrays(row, str(tmp_path))
+    assert (left["codes"] == 1).all()
+    assert ("panel_x" in left) == ("panel_*" not in without)
+    assert ("code_in" in left) == ("*_in" not in without)
+
+
+def test_arrays_that_no_page_draws_are_not_published():
+    files = sorted((repo_root() / "results").glob("*/*.safetensors"))
+    assert files
+    for file in files:
+        with safe_open(file, "np") as content:
+            names = list(content.keys())
+        assert not [name for name in names if name.endswith("_in")], file
 
 
 def test_a_page_reads_no_arrays_of_another_run_and_none_without_a_seal(store, published, tmp_path):

@@ -41,6 +41,15 @@ def _complete_runs(study: str, run_ids: list[str], store: RunStore) -> list[str]
     return complete
 
 
+def _undrawn_arrays(study: str) -> tuple[str, ...]:
+    """Return the patterns of the arrays of a study that no page draws.
+
+    Pages draw codes and gate values of images that were not trained on. The names of those of
+    training images end with `_in`.
+    """
+    return ("*_in", "panel_*") if study in WITHOUT_IMAGES else ("*_in",)
+
+
 @public(partial=bool)
 def publish_studies(studies: list[str], store: RunStore, partial=False) -> dict[Path, int]:
     """Copy finished studies from the store to `results/`.
@@ -77,7 +86,7 @@ def publish_studies(studies: list[str], store: RunStore, partial=False) -> dict[
             store,
             results_dir(),
             runs_with_arrays(requested),
-            without="panel_" if study.name in WITHOUT_IMAGES else None,
+            without=_undrawn_arrays(study.name),
         )
         published[path] = len(run_ids[requested])
         for path_of_copy, text in copy.items():
@@ -99,5 +108,7 @@ def write_beside_runs(studies: list[str], store: RunStore) -> str:
     for study in studies:
         run_ids = [config.run_id for config in study_configs(study)]
         arrays = runs_with_arrays(study)
-        publish_study(study, run_ids, store, folder, arrays, allow_failed=True)
+        publish_study(
+            study, run_ids, store, folder, arrays, allow_failed=True, without=_undrawn_arrays(study)
+        )
     return str(folder)

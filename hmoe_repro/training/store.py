@@ -16,7 +16,8 @@ import json
 import re
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
@@ -602,21 +603,27 @@ def _whole_arrays(study: str, run_ids: list[str], store: RunStore) -> dict[str, 
     return files
 
 # %% ../../nbs/05_training/06_store.ipynb #def-publish-study
-def _put_arrays(files: dict[str, Path], folder: Path, without: str | None):
-    """Replace `folder` by copies of `files`, except arrays whose name begins with `without`."""
+def _kept_arrays(content: bytes, run_id: str, without: Sequence[str]) -> bytes:
+    """Return a sealed file of arrays without those whose name matches one of the patterns."""
     from safetensors.torch import load
+
+    arrays = load(content)
+    kept = {}
+    for name, array in arrays.items():
+        if not any(fnmatchcase(name, pattern) for pattern in without):
+            kept[name] = array
+    return content if len(kept) == len(arrays) else sealed(kept, run=run_id)
+
+
+def _put_arrays(files: dict[str, Path], folder: Path, without: Sequence[str]):
+    """Replace `folder` by copies of `files`, except arrays whose name matches a pattern."""
 
     staging = folder.with_name(f".{folder.name}")
     shutil.rmtree(staging, ignore_errors=True)
     if files:
         staging.mkdir()
     for run_id, file in files.items():
-        content = file.read_bytes()
-        if without is not None:
-            arrays = {
-                name: array for name, array in load(content).items() if not name.startswith(without)
-            }
-            content = sealed(arrays, run=run_id)
+        content = _kept_arrays(file.read_bytes(), run_id, without)
         (staging / f"{run_id}.safetensors").write_bytes(content)
     shutil.rmtree(folder, ignore_errors=True)
     if files:
@@ -630,7 +637,7 @@ def publish_study(
     results: Path,
     with_arrays=(),
     allow_failed: bool = False,
-    without: str | None = None,
+    without: Sequence[str] = (),
 ) -> Path:
     """Copy runs from the store to `results/<study>.jsonl`, with its digest and their arrays.
 
@@ -641,7 +648,7 @@ def publish_study(
         results: the folder of published studies.
         with_arrays: ids of the runs whose arrays are published.
         allow_failed: whether records of failed runs are published.
-        without: arrays whose name begins with this text are left out. None copies all arrays.
+        without: patterns, such as 'panel_*'. Arrays whose name matches one are left out.
 
     Returns:
         The file of the study.
