@@ -9,6 +9,7 @@ import time
 from html import escape
 
 import nbformat
+import pandas as pd
 import pytest
 import torch
 from nbclient import NotebookClient
@@ -25,6 +26,7 @@ from hmoe_repro.studies.studies import study_configs
 from hmoe_repro.studies.sweep import sweep
 from hmoe_repro.training.model import load_model
 from hmoe_repro.training.planning import make_config
+from hmoe_repro.training.predictions import PREDICTIONS_FILE
 from hmoe_repro.training.store import RunStore, outcome
 
 FACTOR = 0.5
@@ -430,3 +432,17 @@ def test_a_label_beyond_the_named_classes_is_named():
     with pytest.raises(HmoeError, match="'a'.*label 2.*Fix: .*classes="):
         as_dataset(data, classes=["u", "v"])
     assert as_dataset(data, classes=range(3)).class_names == ["0", "1", "2"]
+
+
+def test_predictions_are_kept_if_wanted_and_change_no_run(place):
+    plain = compare(["ERM"], tensors(), test_domains=["a"])
+    (run_id,) = plain.frame.run_id
+    kept = plain.store.path(run_id) / PREDICTIONS_FILE
+    assert not kept.exists()
+    again = compare(["ERM"], tensors(), test_domains=["a"], save_predictions=True)
+    assert kept.exists()
+    columns = ["run_id", "accuracy"]
+    pd.testing.assert_frame_equal(again.frame[columns], plain.frame[columns])
+    images = hmoe_repro.predictions(again)
+    of_test = images[images.role == "test"]
+    assert of_test.correct.mean() == again.frame.accuracy.item()

@@ -1,11 +1,15 @@
 """Measures of predictions by hand, evaluation of runs and studies, the page and the command."""
 
 import re
+import subprocess
+import sys
 
+import nbformat
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from nbclient import NotebookClient
 from typer.testing import CliRunner
 
 import hmoe_repro as hm
@@ -16,6 +20,7 @@ from hmoe_repro.apps.evaluate import evaluate, predictions
 from hmoe_repro.cli.app import app
 from hmoe_repro.core.config import CONFIG
 from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.core.files import repo_root
 from hmoe_repro.training.predictions import PREDICTIONS_FILE, read_predictions
 from hmoe_repro.training.store import RunStore
 
@@ -215,3 +220,70 @@ def test_the_command_trains_keeps_and_measures(tmp_path, monkeypatch):
     again = CliRunner().invoke(app, train.split())  # finished: predicted from its weights
     assert again.exit_code == 0, again.output
     assert (folder / PREDICTIONS_FILE).exists()
+
+
+# Memory
+
+MEASURED = """
+import os, resource, sys, tempfile
+from pathlib import Path
+
+import torch
+
+import hmoe_repro as hm
+
+work = tempfile.TemporaryDirectory()
+os.environ["HMOE_RUNS"] = work.name
+
+
+def peak():
+    "The most memory that this process has used so far, in MiB."
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+size = int(sys.argv[1]) // 3
+labels = torch.arange(size) % 7
+images = torch.arange(size * 3 * 16 * 16).to(torch.uint8).reshape(size, 3, 16, 16)
+data = {domain: (images, labels, {"camera": labels % 3}) for domain in "abc"}
+options = {"test_domains": ["a"], "steps": 2, "network": "small_cnn", "jobs": 1}
+compared = hm.compare(["ERM"], data, seeds=1, save_predictions=True, **options)
+before = peak()
+evaluated = hm.evaluate(compared)
+evaluated.measured(("role", "meta.camera"))
+evaluated.save(Path(work.name) / "page.html")
+print(len(evaluated.images), round(peak() - before))
+work.cleanup()
+"""
+
+
+@pytest.mark.slow
+def test_an_evaluation_of_twelve_thousand_images_needs_little_memory():
+    pytest.importorskip("resource")  # not on Windows
+    command = [sys.executable, "-c", MEASURED, "30000"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
+    images, grown = map(int, ended.stdout.split()[-2:])
+    assert images == 8_000 + 2 * 2_000  # of the test domain, and of validation
+    assert grown < 200  # MiB: pages, pictures and tables
+
+
+# The notebook of docs/
+
+
+@pytest.mark.slow
+def test_the_notebook_from_a_file_to_a_page_runs_without_pacs(tmp_path, monkeypatch):
+    for name in ("HMOE_DATA", "HMOE_RUNS", "MPLBACKEND"):
+        monkeypatch.delenv(name, raising=False)
+    notebook = nbformat.read(repo_root() / "docs" / "from_file_to_page.ipynb", 4)
+    stored = {cell.id: cell.outputs for cell in notebook.cells if cell.get("outputs")}
+    assert {"compare", "evaluate", "figure", "pacs", "pacs-mistakes"} <= set(stored)
+    where = {"metadata": {"path": str(tmp_path)}}
+    NotebookClient(notebook, timeout=600, startup_timeout=300, resources=where).execute()
+    printed = {
+        c.id: "".join(o.get("text", "") for o in c.outputs)
+        for c in notebook.cells
+        if c.get("outputs")
+    }
+    assert "PACS is not here" in printed["pacs-data"]
+    assert "pacs" not in printed
+    (page,) = [c for c in notebook.cells if c.id == "page"]
+    assert "digits.html" in str(page.outputs)

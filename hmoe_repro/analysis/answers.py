@@ -130,13 +130,13 @@ def _words() -> dict[str, str]:
 
 
 def benchmark_words(part: Part) -> str:
-    """Return the name of the data of a part, by its only study or by its benchmark.
+    """Return the name of the data of a part, by its studies ('A and B') or by its benchmark.
 
     Args:
         part: a claim on one benchmark.
     """
     words = _words()
-    names = [*part.studies, part.benchmark] if len(part.studies) == 1 else [part.benchmark]
+    names = [" and ".join(part.studies), part.benchmark]
     return next((words[name] for name in names if name in words), part.benchmark)
 
 

@@ -42,6 +42,7 @@ from ..studies.plan import missing_runs
 from ..studies.study_file import MAX_TRIAL_SEEDS
 from ..studies.sweep import SweepOptions, sweep
 from ..training.planning import make_config
+from ..training.predictions import ensure_all_predictions
 from ..training.run_config import RunConfig
 from ..training.selection import Record
 from ..training.store import RunStore
@@ -403,6 +404,7 @@ def compare(
     store: RunStore | None = None,
     data_dir=None,
     classes: Sequence | None = None,
+    save_predictions: bool = False,
     **options,
 ) -> Comparison:
     """Train algorithms on the same splits, test domains and seeds, and compare them.
@@ -427,6 +429,8 @@ def compare(
         store: folder of runs. Finished runs in it are not trained again.
         data_dir: folder of data sets.
         classes: names of all classes of a dictionary of domains. By default labels are 0, 1, ...
+        save_predictions: whether to keep the logits of all images next to each record, for
+            `predictions` and `evaluate`.
         options: other fields of `RunOptions`.
 
     Raises:
@@ -450,7 +454,10 @@ def compare(
     name = _registered(data, classes)
     configs = _configs(names, name, test_domains, seeds, options)
     _train(configs, store, jobs, device, data_dir)
-    comparison = compare_frame(frame_of(_records(configs, store)), base)
+    records = _records(configs, store)
+    if save_predictions:
+        ensure_all_predictions(records, store, device, data_dir)
+    comparison = compare_frame(frame_of(records), base)
     comparison.store = store
     num_classes = load_dataset(name, 0, data_dir).num_classes
     comparison.notes[0] += f" Chance is {100 / num_classes:.1f} %."

@@ -574,7 +574,8 @@ class _Results(PageOutput):
 # %% ../../nbs/08_report/12_page.ipynb #def-page-statements
 _COMPUTED = (
     "Computed from the configurations of the runs and from the study of the paper's protocol. We "
-    "subtract the paper's numbers only if this list is empty."
+    "subtract the paper's numbers only if no setting differs. Missing seeds and algorithms do not "
+    "count as settings."
 )
 
 
