@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+import warnings
 from html import escape
 
 import nbformat
@@ -446,3 +447,22 @@ def test_predictions_are_kept_if_wanted_and_change_no_run(place):
     images = hmoe_repro.predictions(again)
     of_test = images[images.role == "test"]
     assert of_test.correct.mean() == again.frame.accuracy.item()
+
+
+def test_a_plan_is_silent_about_a_teacher_that_is_loaded_in_the_constructor():
+    taught = []
+
+    @register("Taught", paper="none", needs_domain_labels=False)
+    class Taught(ERM):
+        def __init__(self, input_shape, num_classes, num_domains, hparams=None):
+            super().__init__(input_shape, num_classes, num_domains, hparams)
+            with torch.device("cpu"):
+                state = ERM(input_shape, num_classes, num_domains, hparams).state_dict()
+            self.teacher = ERM(input_shape, num_classes, num_domains, hparams)
+            self.teacher.load_state_dict(state)
+            taught.append(self)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make_config("Taught", "DigitDomainsTiny", ["sketch"], network="small_cnn")
+    assert taught

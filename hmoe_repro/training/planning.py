@@ -8,6 +8,7 @@ __all__ = ['data_seed', 'check_options', 'resolve', 'make_config', 'make_toy_con
 # %% ../../nbs/05_training/07_planning.ipynb #imports
 import hashlib
 import json
+import warnings
 from collections.abc import Sequence
 
 import numpy as np
@@ -172,7 +173,8 @@ def _build_once(run: RunOptions, data: DomainDataset, hparams: dict):
         hparams = hparams | {"weights": RANDOM}
     before = random_state()
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the run repeats those that concern it
             algorithm(data.input_shape, data.num_classes, num_domains, hparams)
     except HmoeError:
         raise
