@@ -176,12 +176,12 @@ class RIDG(ERM):
         penalty = z.new_zeros(())
         for k in y.unique().tolist():
             of_class = rationales[y == k]
-            mean = of_class.detach().mean(0)
-            old = torch.where(self.seen[k], self.means[k], mean)
-            self.means[k] = (1 - momentum) * old + momentum * mean
+            newest = of_class.detach().mean(0)
+            old = torch.where(self.seen[k], self.means[k], newest)
+            mean = (1 - momentum) * old + momentum * newest
+            self.means[k] = mean
             self.seen[k] = True
-            distances = (of_class - self.means[k].clone()).square().sum(2)
-            penalty = penalty + distances.mean()
+            penalty = penalty + (of_class - mean).square().sum(2).mean()
         return penalty
 
     def loss(self, minibatches):
