@@ -273,6 +273,11 @@ class StyleMixing(ERM):
             sizes: number of images of each domain.
             x: maps (B, C, H, W), or tokens (B, T, C).
         """
+        if not isinstance(x, torch.Tensor) or x.dim() not in (3, 4):
+            raise HmoeError(
+                f"a stage of {self.hparams['network']} gives neither maps nor tokens.",
+                fix="another network, or other style_stages.",
+            )
         if torch.rand(()).item() >= self.hparams["style_p"]:
             return x
         alpha = self.hparams["style_alpha"]
