@@ -1,4 +1,4 @@
-"""MixStyle, EFDMix, CutMix, Mixup inside a domain and RIDG against updates written out in loops
+"""MixStyle, EFDMix, CutMix, Mixup inside a domain, RIDG and LFME against updates written out in loops
 over images and channels, and the hooks that mix styles for one pass only."""
 
 import copy
@@ -12,6 +12,7 @@ from torch import nn
 from written_out import build, random_domains
 
 from hmoe_repro.algorithms import MEMBERS, get_algorithm
+from hmoe_repro.algorithms.anchors import LFME
 from hmoe_repro.algorithms.base import ALGORITHMS, ERM
 from hmoe_repro.algorithms.conformance import check_algorithm, random_batches
 from hmoe_repro.algorithms.hparams import merge_hparams
@@ -34,7 +35,7 @@ from hmoe_repro.core.seeds import seed_everything
 from hmoe_repro.networks.precision import set_precision
 
 INSIDE = (MixStyle, EFDMix)
-ALL = (*INSIDE, CutMix, IntraDomainMixup, RIDG)
+ALL = (*INSIDE, CutMix, IntraDomainMixup, RIDG, LFME)
 EACH = pytest.mark.parametrize("cls", ALL, ids=lambda cls: cls.name)
 EACH_INSIDE = pytest.mark.parametrize("cls", INSIDE, ids=lambda cls: cls.name)
 SHAPE, SMALL = ((3, 16, 16), 4, 3), {"network": "small_cnn"}
@@ -330,6 +331,48 @@ def test_ridg_without_weight_is_erm():
     by_hand.assert_same_parameters(fast[0], slow[0])
 
 
+# LFME by hand
+
+
+def test_an_update_of_lfme_by_hand():
+    "With an Adam for each network, as in the released code."
+    fast, slow = build(LFME, {"lfe_reg": 0.7, "weight_decay": 0.1})
+    groups = [list(expert.parameters()) for expert in slow.experts]
+    groups.append([*slow.featurizer.parameters(), *slow.classifier.parameters()])
+    adams = [by_hand.Adam(group, lr=1e-3, weight_decay=0.1) for group in groups]
+    for t in range(4):
+        batches = random_domains(t, (4, 3, 5))
+        rows, total = [], 0
+        for expert, adam, (x, y) in zip(slow.experts, adams, batches):
+            logits = expert(x)
+            loss = by_hand.cross_entropy(logits, y)
+            total += loss.item()
+            adam.step(by_hand.gradients(loss, adam.parameters))
+            rows += [row.detach().exp() / row.detach().exp().sum() for row in logits]
+        x, y = together(batches)
+        logits = slow.predict(x)
+        differences = [(a - b) ** 2 for a, b in zip(logits, rows, strict=True)]
+        guidance = sum(each.sum() for each in differences) / (len(y) * 4)
+        nll = by_hand.cross_entropy(logits, y)
+        adams[-1].step(by_hand.gradients(nll + 0.7 * guidance, adams[-1].parameters))
+        reported = fast.update(batches)
+        assert reported["nll"] == pytest.approx(nll.item(), rel=1e-9)
+        assert reported["guidance"] == pytest.approx(guidance.item(), rel=1e-9)
+        assert reported["experts"] == pytest.approx(total, rel=1e-9)
+        assert reported["loss"] == pytest.approx(nll.item() + 0.7 * guidance.item() + total)
+        by_hand.assert_same_parameters(fast, slow, tolerance=1e-9)
+
+
+def test_lfme_predicts_without_its_experts():
+    model = LFME(*SHAPE, SMALL)
+    x = torch.rand(2, 3, 16, 16)
+    before = model.predict(x)
+    with torch.no_grad():
+        for p in model.experts.parameters():
+            p.zero_()
+    assert torch.equal(model.predict(x), before)
+
+
 # Hooks for one pass
 
 
@@ -534,7 +577,9 @@ def test_conformance_resuming_and_one_domain(cls, tmp_path):
     by_hand.assert_resumes(cls, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["SAM+MixStyle", "ASAM+EFDMix", "DISAM+CutMix", "SAM+RIDG"])
+@pytest.mark.parametrize(
+    "name", ["SAM+MixStyle", "ASAM+EFDMix", "DISAM+CutMix", "SAM+RIDG", "GSAM+LFME"]
+)
 def test_combinations_with_a_second_gradient(name, tmp_path):
     check_algorithm(get_algorithm(name))
     by_hand.assert_resumes(get_algorithm(name), tmp_path)
@@ -569,7 +614,7 @@ def test_sam_on_mixed_styles_by_hand():
         by_hand.assert_same_parameters(fast, slow, tolerance=1e-9)
 
 
-@pytest.mark.parametrize("name", ["MixStyle", "EFDMix", "CutMix", "RIDG", "SAM+MixStyle"])
+@pytest.mark.parametrize("name", ["MixStyle", "EFDMix", "CutMix", "RIDG", "LFME", "SAM+MixStyle"])
 def test_a_killed_run_resumes_bitwise(name, tmp_path):
     from hmoe_repro.training.planning import make_config
     from hmoe_repro.training.run import run
@@ -591,10 +636,10 @@ def test_a_killed_run_resumes_bitwise(name, tmp_path):
 
 
 def test_registered_with_their_defaults():
-    assert set(MEMBERS["style"]) == {cls.name for cls in ALL if cls is not RIDG}
+    assert set(MEMBERS["style"]) == {cls.name for cls in ALL} - {"RIDG", "LFME"}
     assert all(ALGORITHMS[cls.name] is cls for cls in ALL)
     labelled = {cls.name for cls in ALL if cls.needs_domain_labels}
-    assert labelled == {"IntraDomainMixup"}
+    assert labelled == {"IntraDomainMixup", "LFME"}
     added = lambda cls: {  # noqa: E731
         name: merge_hparams(cls.HPARAMS, {})[name] for name in cls.HPARAMS.keys() - ERM.HPARAMS
     }
@@ -603,6 +648,7 @@ def test_registered_with_their_defaults():
     assert added(CutMix) == {"cutmix_alpha": 1.0, "cutmix_p": 1.0}
     assert added(IntraDomainMixup) == {"mixup_alpha": 0.2}
     assert added(RIDG) == {"ridg_reg": 0.01, "ridg_momentum": 0.001}
+    assert added(LFME) == {"lfe_reg": 1.0}
     for bad in ({"style_p": 1.5}, {"style_alpha": 0.0}, {"style_mix": "none"}):
         with pytest.raises(HmoeError):
             MixStyle(*SHAPE, SMALL | bad)
@@ -618,3 +664,34 @@ def test_a_network_with_own_hooks_keeps_them():
     model.update(random_batches(3, SHAPE[0], 4, 0))
     model.predict(torch.rand(2, 3, 16, 16))
     assert len(seen) == 2
+
+
+def test_the_studies_have_the_length_of_table_1_and_its_rows():
+    from hmoe_repro.studies.studies import study_configs
+
+    search, table, first = (
+        study_configs(f"quick-{name}") for name in ("style-search", "style", "table1")
+    )
+    algorithms = {config.algorithm for config in search}
+    assert algorithms == {cls.name for cls in ALL}
+    assert {config.algorithm for config in table} == algorithms | {"ERM", "Mixup"}
+    assert len({config.run_id for config in search}) == len(search) == 6 * 4 * 4
+    assert len({config.run_id for config in table}) == len(table) == 8 * 4 * 6
+    assert {c.trial_seed for c in search}.isdisjoint(c.trial_seed for c in table)
+    assert {c.steps for c in (*search, *table)} == {c.steps for c in first} == {701}
+    for name in ("ERM", "Mixup"):
+        of_table_1 = {c.run_id for c in first if c.algorithm == name}
+        assert of_table_1 == {
+            c.run_id for c in table if c.algorithm == name and c.trial_seed < 3
+        }, name
+
+
+def test_the_linear_probe_shares_its_runs_of_erm():
+    from hmoe_repro.studies.study_file import read_study
+
+    (probe,), (first,) = (read_study(f"pacs-{name}").runs for name in ("linear-style", "linear"))
+    assert set(probe.algorithms) - {"ERM"} == {"IntraDomainMixup", "RIDG", "LFME"}
+    assert set(probe.algorithms) & set(first.algorithms) == {"ERM"}
+    for setting in ("datasets", "test_domains", "seeds", "steps", "network", "resolution"):
+        assert getattr(probe, setting) == getattr(first, setting), setting
+    assert probe.hparams["all"] == first.hparams["all"]
