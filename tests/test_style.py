@@ -1,5 +1,5 @@
-"""MixStyle, EFDMix, CutMix, Mixup inside a domain, RIDG and LFME against updates written out in loops
-over images and channels, and the hooks that mix styles for one pass only."""
+"""MixStyle, EFDMix, CutMix, Mixup inside a domain, RIDG and LFME against updates written out in
+loops over images and channels, and the hooks that mix styles for one pass only."""
 
 import copy
 
@@ -528,8 +528,12 @@ def test_stages_that_cannot_mix_are_refused(stages, frozen, said):
         choose_stages("small_cnn", stages, frozen)
 
 
-def test_a_network_of_timm_without_stages_is_refused():
-    with pytest.raises(HmoeError, match="no named stages|Did you mean|unknown"):
+def test_what_is_no_map_is_refused():
+    model = MixStyle(*SHAPE, SMALL | {"style_p": 1.0})
+    for output in (torch.rand(4, 3), (torch.rand(4, 3, 2, 2), None)):
+        with pytest.raises(HmoeError, match="neither maps nor tokens"):
+            model.mix_batch([4], output)
+    with pytest.raises(HmoeError, match="timm has no network 'no_such_network'"):
         stage_paths("timm:no_such_network")
 
 
@@ -694,4 +698,5 @@ def test_the_linear_probe_shares_its_runs_of_erm():
     assert set(probe.algorithms) & set(first.algorithms) == {"ERM"}
     for setting in ("datasets", "test_domains", "seeds", "steps", "network", "resolution"):
         assert getattr(probe, setting) == getattr(first, setting), setting
-    assert probe.hparams["all"] == first.hparams["all"]
+    for_all = [block.hparams[0] for block in (probe, first)]
+    assert for_all[0] == for_all[1]

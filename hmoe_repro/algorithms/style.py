@@ -122,9 +122,11 @@ def stage_paths(network: str) -> dict[str, str]:
         return _PATHS[network]
     dense = dense_twin(network) if network in SPARSE_NETWORKS else network
     if dense in BACKBONES:
-        title, options = BACKBONES[dense].title, BACKBONES[dense].options
+        title = BACKBONES[dense].title
+        options = BACKBONES[dense].options
     else:
-        title, options = getattr(timm_config(dense), "architecture", None), {}
+        title = getattr(timm_config(dense), "architecture", None)
+        options = {}
     names = []
     if title:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
@@ -398,7 +400,8 @@ class CutMix(ERM):
         partner = torch.randperm(len(y)).to(y.device)
         x, kept = self.cut(x, partner)
         logits = self.predict(x)
-        own, pasted = F.cross_entropy(logits, y), F.cross_entropy(logits, y[partner])
+        own = F.cross_entropy(logits, y)
+        pasted = F.cross_entropy(logits, y[partner])
         return {"loss": kept * own + (1 - kept) * pasted}
 
 # %% ../../nbs/04_algorithms/25_style.ipynb #def-intra
