@@ -698,5 +698,5 @@ def test_the_linear_probe_shares_its_runs_of_erm():
     assert set(probe.algorithms) & set(first.algorithms) == {"ERM"}
     for setting in ("datasets", "test_domains", "seeds", "steps", "network", "resolution"):
         assert getattr(probe, setting) == getattr(first, setting), setting
-    for_all = [block.hparams[0] for block in (probe, first)]
+    for_all = [block.hparams[0]["all"] for block in (probe, first)]
     assert for_all[0] == for_all[1]
