@@ -180,6 +180,11 @@ OWN = {
         "0.2, 0.5, 1, 2"
     },
     "SAGM": dict.fromkeys(("rho", "sagm_alpha"), "one of 0.01, 0.02, 0.05, 0.1"),
+    "RIDG": {"ridg_reg": "10^U(-2, -1)", "ridg_momentum": "10^U(-4, -1)"},
+    "LFME": {"lfe_reg": "10^U(-2, 1)"},
+    **dict.fromkeys(("MixStyle", "EFDMix"), {"style_alpha": "one of 0.1, 0.2, 0.3"}),
+    "CutMix": {"cutmix_alpha": "one of 0.1, 0.25, 0.5, 1, 2, 4"},
+    "IntraDomainMixup": {"mixup_alpha": "10^U(-1, 1)"},
     "URM": {
         "urm_adv_lambda": "U(0, 0.2)",
         "urm_discriminator_label_smoothing": "U(0, 0)",

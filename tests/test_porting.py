@@ -189,7 +189,8 @@ def test_every_family_is_listed_once_with_its_members():
 
 
 def test_the_published_costs_are_of_the_registry(root):
-    waiting = {name for name, family in FAMILIES.items() if family == "sharpness"}  # listed so
+    waiting = {n for n, family in FAMILIES.items() if family in ("sharpness", "style")}
+    waiting |= {"RIDG", "LFME"}  # listed as not measured
     unmeasured = {*FAMILIES} - {*registry_costs()}
     assert unmeasured <= waiting, "hmoe bench --what registry --publish"
     assert {*registry_costs()} <= {*FAMILIES}

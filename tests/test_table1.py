@@ -19,9 +19,11 @@ from hmoe_repro.studies.study_file import STUDIES, read_study
 from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run_config import RunConfig
 
-# GMoE, its twin and DMG are of other papers, on networks of their own. The family sharpness came
-# later, with studies of its own.
-TABLE_1 = tuple(n for n, family in FAMILIES.items() if family not in ("gmoe", "dmg", "sharpness"))
+# GMoE, its twin and DMG are of other papers, on networks of their own. The families sharpness and
+# style, RIDG and LFME came later, with studies of their own.
+OTHERS = ("gmoe", "dmg", "sharpness", "style")
+LATER = ("RIDG", "LFME")
+TABLE_1 = tuple(n for n, family in FAMILIES.items() if family not in OTHERS and n not in LATER)
 POWER = lambda low, high, base=10: lambda r: base ** r.uniform(low, high)
 SHARED = {
     28: {"lr": POWER(-4.5, -2.5), "batch_size": lambda r: int(2 ** r.uniform(3, 9))},

@@ -662,6 +662,13 @@ REFUSED = {
     ("ADRMX", "all"): "ADRMX trains two featurizers against.*all of this one is frozen",
     ("ARM", "all"): "ARM.*frozen stages.*Fix: set frozen_stages=0",
     ("ARM", 4): "ARM.*Fix: set frozen_stages=0",
+    **dict.fromkeys(
+        (("MixStyle", "all"), ("EFDMix", "all")), "all stages of .* are frozen.*IntraDomainMixup"
+    ),
+    **dict.fromkeys(
+        (("MixStyle", 4), ("EFDMix", 4)), "lie inside its 4 frozen stages.*later style"
+    ),
+    **dict.fromkeys((("CutMix", "all"), ("CutMix", 4)), "CutMix cuts images anew.*frozen_stages=0"),
     ("GMoE", "all"): "GMoE does not train the network",
     ("GMoE", 4): "GMoE does not train the network",
 }
