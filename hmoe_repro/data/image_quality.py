@@ -7,7 +7,7 @@ __all__ = ['SCALE', 'THUMBNAIL', 'NUMBERS', 'SAVE_SECONDS', 'NEAR', 'DOUBTFUL', 
            'WASHED_OUT', 'CONTRAST', 'TINY', 'SCREEN', 'FLAT', 'PANORAMA', 'OUTLIER', 'STYLE', 'KINDS', 'LEAKAGE',
            'measure_image', 'ImageMeasures', 'MeasureStore', 'measure_images', 'any_folder', 'perceptual_hashes',
            'window_correlation', 'near_partners', 'exact_partners', 'ImageFindings', 'outlier_scores', 'check_images',
-           'tree_labels', 'picture_uri', 'quality_section', 'finding_lines']
+           'tree_labels', 'split_findings', 'picture_uri', 'quality_section', 'finding_lines']
 
 # %% ../../nbs/02_data/14_image_quality.ipynb #imports
 import base64
@@ -637,7 +637,8 @@ def check_images(
         measures: result of `measure_images`.
         labels: finding -> codes (N,) of the images. Duplicates with different codes are reported as
             this finding, one of `KINDS`. Default: `tree_labels`.
-        features: features (N, F) of a pretrained network, by which outliers are found.
+        features: features (R, F) of a pretrained network for the images that can be decoded, by
+            which outliers are found. Default: colours and contrast.
     """
     labels = tree_labels(measures.tree) if labels is None else labels
     files = measures.tree.flat
@@ -652,10 +653,7 @@ def check_images(
         else:
             frames.append(_rows(files, kind, flagged, values))
     scores = np.zeros(len(files))
-    if features is None:
-        points = _simple_points(measures.table[readable])
-    else:
-        points = np.asarray(features)[readable]
+    points = _simple_points(measures.table[readable]) if features is None else features
     scores[readable] = outlier_scores(points)
     frames.append(_rows(files, "outlier", scores >= OUTLIER, scores))
     sizes = np.bincount(groups)
@@ -692,6 +690,21 @@ def tree_labels(tree: ImageTree) -> dict[str, np.ndarray]:
     if {folder.casefold() for folder in folders} <= SPLITS:
         return {"training and test": _codes(folders)}
     return {"two folders": _codes(folders)}
+
+# %% ../../nbs/02_data/14_image_quality.ipynb #def-split-findings
+def split_findings(
+    tree: ImageTree, features: np.ndarray | None = None, on_progress=None
+) -> ImageFindings:
+    """Check an image folder whose two domains are training and held-out images.
+
+    Args:
+        tree: the image folder, as from `split_pool`.
+        features: as in `check_images`.
+        on_progress: callback, called with (done, total).
+    """
+    labels = tree_labels(tree)
+    labels["training and test"] = labels.pop("two domains")
+    return check_images(measure_images(tree, on_progress=on_progress), labels, features)
 
 # %% ../../nbs/02_data/14_image_quality.ipynb #def-quality-section
 def picture_uri(path: Path, side: int = 120) -> str:
