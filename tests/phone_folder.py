@@ -15,7 +15,11 @@ CLASSES = ("house", "person", "tree")
 LAYOUTS = ("none", "classes", "domains", "split")
 SIZE = (480, 360)
 ORIENTATION = 0x0112  # tag number in EXIF
-TURNED = {3: Image.Transpose.ROTATE_180, 6: Image.Transpose.ROTATE_90, 8: Image.Transpose.ROTATE_270}
+TURNED = {
+    3: Image.Transpose.ROTATE_180,
+    6: Image.Transpose.ROTATE_90,
+    8: Image.Transpose.ROTATE_270,
+}
 
 
 @dataclass
@@ -72,7 +76,11 @@ def draw_object(draw, rng, name, ink, fill=None, width=1):
         draw.rectangle((x + s // 3, y + s // 2, x + s // 2, y + s + s // 3), fill=fill, **line)
         for k in range(3):
             top = y + k * s // 5
-            corners = ((x - 8 * k, top + s // 3), (x + s // 2, top - 20), (x + s + 8 * k, top + s // 3))
+            corners = (
+                (x - 8 * k, top + s // 3),
+                (x + s // 2, top - 20),
+                (x + s + 8 * k, top + s // 3),
+            )
             draw.polygon(corners, fill, ink)
 
 
@@ -145,7 +153,9 @@ def screenshot(rng, size=(1170, 2532)):
         colour = (60, 190, 90) if right else (228, 228, 232)
         draw.rounded_rectangle((x, y, x + width, y + height), 40, fill=colour)
         for line in range(y + 30, y + height - 30, 50):
-            draw.rectangle((x + 30, line, x + int(rng.integers(200, 660)), line + 16), fill=(40, 40, 44))
+            draw.rectangle(
+                (x + 30, line, x + int(rng.integers(200, 660)), line + 16), fill=(40, 40, 44)
+            )
         y += height + int(rng.integers(30, 120))
     return image
 
@@ -255,10 +265,13 @@ def plant_odd(writer, rng):
     planted.overexposed.append(writer.write(flash, "outdoors", "person"))
     icon = outdoors(rng, "tree").resize((48, 36))
     planted.tiny.append(writer.write(icon, "outdoors", "tree", suffix=".png"))
-    strange = np.zeros((360, 480, 3), np.uint8)
+    strange = np.zeros((360, 480, 3), np.uint8)  # the stripes of a broken camera
+    stripe = np.arange(360)[:, None] // 12
     strange[..., 0] = 255
-    strange[..., 2] = np.indices((360, 480)).sum(0) % 2 * 255  # a magenta screen of a broken camera
-    planted.outliers.append(writer.write(Image.fromarray(strange), "outdoors", "tree", suffix=".png"))
+    strange[..., 1] = stripe % 3 * 110
+    strange[..., 2] = stripe % 2 * 255
+    file = writer.write(Image.fromarray(strange), "outdoors", "tree", suffix=".png")
+    planted.outliers.append(file)
 
 
 def heic_bytes(image):

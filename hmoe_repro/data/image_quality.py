@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['SCALE', 'THUMBNAIL', 'NUMBERS', 'SAVE_SECONDS', 'NEAR', 'DOUBTFUL', 'ALIKE', 'MOST_DOUBTFUL', 'BLURRED', 'DARK',
-           'WASHED_OUT', 'CONTRAST', 'TINY', 'SCREEN', 'FLAT', 'PANORAMA', 'OUTLIER', 'STYLE', 'KINDS', 'LEAKAGE',
-           'measure_image', 'ImageMeasures', 'MeasureStore', 'measure_images', 'any_folder', 'perceptual_hashes',
-           'window_correlation', 'near_partners', 'exact_partners', 'ImageFindings', 'outlier_scores', 'check_images',
-           'tree_labels', 'split_findings', 'picture_uri', 'quality_section', 'finding_lines']
+           'WASHED_OUT', 'CONTRAST', 'TINY', 'SCREEN', 'FLAT', 'PANORAMA', 'OUTLIER', 'FEATURE_OUTLIER', 'STYLE',
+           'KINDS', 'LEAKAGE', 'measure_image', 'ImageMeasures', 'MeasureStore', 'measure_images', 'any_folder',
+           'perceptual_hashes', 'window_correlation', 'near_partners', 'exact_partners', 'ImageFindings',
+           'outlier_scores', 'check_images', 'tree_labels', 'split_findings', 'picture_uri', 'quality_section',
+           'finding_lines']
 
 # %% ../../nbs/02_data/14_image_quality.ipynb #imports
 import base64
@@ -477,7 +478,8 @@ TINY = 64  # pixels on the shorter side
 SCREEN = (1.6, 2.4)  # ratio of the sides of a telephone's or a computer's screen
 FLAT = 0.7  # fraction of equal neighbours from which an image with this ratio is a screenshot
 PANORAMA = 2  # ratio of the sides from which an image is a panorama or a strip
-OUTLIER = 3.5  # distance to the fifth neighbour, in medians
+OUTLIER = 4  # local outlier factor by colours and contrast
+FEATURE_OUTLIER = 1.5  # local outlier factor by pretrained features
 STYLE = 0.25  # fraction of a folder above which a finding is its style
 
 KINDS = {
@@ -532,22 +534,21 @@ _OUTLIER_NUMBERS = ["red", "green", "blue", "spread", "darkest", "brightest", "s
 
 
 def outlier_scores(points: np.ndarray) -> np.ndarray:
-    """Return the distance of each point to its fifth neighbour, in medians over all points.
+    """Return the local outlier factor of each point, about 1 for points among others.
 
     Args:
         points: (N, D).
 
     Returns:
-        Scores (N,), all 0 for fewer than 20 points or if most points coincide.
+        Factors (N,), all 1 for fewer than 30 points.
     """
-    from sklearn.neighbors import NearestNeighbors
+    from sklearn.neighbors import LocalOutlierFactor
 
-    if len(points) < 20:
-        return np.zeros(len(points))
-    neighbours = NearestNeighbors(n_neighbors=6).fit(points)
-    distances = neighbours.kneighbors(points)[0][:, 5]  # the first neighbour is the point itself
-    middle = np.median(distances)
-    return distances / middle if middle > 0 else np.zeros(len(points))
+    if len(points) < 30:
+        return np.ones(len(points))
+    noise = np.random.RandomState(0).normal(0, 1e-6, points.shape)  # no two points coincide
+    model = LocalOutlierFactor(n_neighbors=20).fit(points + noise)
+    return -model.negative_outlier_factor_
 
 
 def _simple_points(table: pd.DataFrame) -> np.ndarray:
@@ -645,17 +646,20 @@ def check_images(
     readable = measures.readable
     frames, groups = _duplicate_rows(measures, labels)
     notes = []
+    odd = np.zeros(len(files), bool)
     for kind, (flagged, values) in _quality_values(measures.table).items():
         flagged = flagged.to_numpy() & readable
+        odd |= flagged
         if flagged.sum() > max(STYLE * readable.sum(), 3):
             count = f"{flagged.sum():,} of {readable.sum():,} images are {kind}"
             notes.append(f"{count}, which is the style of this folder, so they are not listed")
         else:
             frames.append(_rows(files, kind, flagged, values))
-    scores = np.zeros(len(files))
+    scores = np.ones(len(files))
     points = _simple_points(measures.table[readable]) if features is None else features
     scores[readable] = outlier_scores(points)
-    frames.append(_rows(files, "outlier", scores >= OUTLIER, scores))
+    far = scores >= (OUTLIER if features is None else FEATURE_OUTLIER)
+    frames.append(_rows(files, "outlier", far & ~odd, scores))
     sizes = np.bincount(groups)
     group_of = {file: int(g) for file, g in zip(files, groups) if sizes[g] > 1}
     by = "colours and contrast" if features is None else "pretrained features"
