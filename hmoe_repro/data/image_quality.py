@@ -640,10 +640,16 @@ def check_images(
             this finding, one of `KINDS`. Default: `tree_labels`.
         features: features (R, F) of a pretrained network for the images that can be decoded, by
             which outliers are found. Default: colours and contrast.
+
+    Raises:
+        HmoeError: for another number of features.
     """
     labels = tree_labels(measures.tree) if labels is None else labels
     files = measures.tree.flat
     readable = measures.readable
+    if features is not None and len(features) != readable.sum():
+        cause = f"{len(features)} rows of features for {readable.sum()} images that can be decoded."
+        raise HmoeError(cause, fix="one row for each of these images.")
     frames, groups = _duplicate_rows(measures, labels)
     notes = []
     odd = np.zeros(len(files), bool)
@@ -701,13 +707,17 @@ def split_findings(
 ) -> ImageFindings:
     """Check an image folder whose two domains are training and held-out images.
 
+    With a single class nothing is trained, and duplicates across the domains are no leakage.
+
     Args:
         tree: the image folder, as from `split_pool`.
         features: as in `check_images`.
         on_progress: callback, called with (done, total).
     """
     labels = tree_labels(tree)
-    labels["training and test"] = labels.pop("two domains")
+    parts = labels.pop("two domains")
+    if tree.num_classes > 1:
+        labels["training and test"] = parts
     return check_images(measure_images(tree, on_progress=on_progress), labels, features)
 
 # %% ../../nbs/02_data/14_image_quality.ipynb #def-quality-section
