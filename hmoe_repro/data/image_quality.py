@@ -478,7 +478,7 @@ TINY = 64  # pixels on the shorter side
 SCREEN = (1.6, 2.4)  # ratio of the sides of a telephone's or a computer's screen
 FLAT = 0.7  # fraction of equal neighbours from which an image with this ratio is a screenshot
 PANORAMA = 2  # ratio of the sides from which an image is a panorama or a strip
-OUTLIER = 4  # local outlier factor by colours and contrast
+OUTLIER = 3  # local outlier factor by colours and contrast
 FEATURE_OUTLIER = 1.5  # local outlier factor by pretrained features
 STYLE = 0.25  # fraction of a folder above which a finding is its style
 
@@ -554,6 +554,8 @@ def outlier_scores(points: np.ndarray) -> np.ndarray:
 def _simple_points(table: pd.DataFrame) -> np.ndarray:
     """Return the numbers that simple outliers are found by, each divided by its spread."""
     values = table[_OUTLIER_NUMBERS].fillna(0).to_numpy(np.float64)
+    if not len(values):
+        return values
     return (values - values.mean(axis=0)) / (values.std(axis=0) + 1e-9)
 
 # %% ../../nbs/02_data/14_image_quality.ipynb #def-check-images
