@@ -54,11 +54,9 @@ def phone(tmp_path_factory):
     "A phone's folder in classes, what was planted, and what was found."
     folder = tmp_path_factory.mktemp("phone")
     planted = make_phone_folder(folder / "camera", 24)
-    os.environ["HMOE_CACHE"] = str(folder / "cache")
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HMOE_CACHE", str(folder / "cache"))
         found = check_images(measure_images(any_folder(folder / "camera")))
-    finally:
-        del os.environ["HMOE_CACHE"]
     return planted, found
 
 

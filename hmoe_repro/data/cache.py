@@ -175,7 +175,7 @@ def _other_contents(tree: ImageTree, entries: list, facts: list, rows: list, wor
         changed += differing(sorted(set(others) - set(sample)))
     return sorted(changed + differing(doubtful))
 
-# %% ../../nbs/02_data/06_cache.ipynb #def-examine
+# %% ../../nbs/02_data/06_cache.ipynb #def-ledger
 _OF_ALL = ""  # key of the digest of all entries, a name that no file has
 SAVE_SECONDS = 30  # seconds between two writes of a ledger while files are read
 
@@ -245,7 +245,7 @@ def _unchanged(entries: list, facts: list) -> dict[int, list]:
             known[row] = entry
     return known
 
-
+# %% ../../nbs/02_data/06_cache.ipynb #def-examine
 def examine(
     tree: ImageTree, workers: int | None = None, on_progress=None, visit=None, seen=None
 ) -> tuple[list[str | None], list[str | None]]:

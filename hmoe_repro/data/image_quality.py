@@ -558,7 +558,7 @@ def _simple_points(table: pd.DataFrame) -> np.ndarray:
         return values
     return (values - values.mean(axis=0)) / (values.std(axis=0) + 1e-9)
 
-# %% ../../nbs/02_data/14_image_quality.ipynb #def-check-images
+# %% ../../nbs/02_data/14_image_quality.ipynb #def-rows
 def _quality_values(table: pd.DataFrame) -> dict[str, tuple[pd.Series, pd.Series]]:
     """Judge each image by its own numbers.
 
@@ -628,7 +628,7 @@ def _duplicate_rows(measures: ImageMeasures, labels: dict[str, np.ndarray]):
         frames.append(_rows(files, kind, partners[i] >= 0, bits[i], partners[i]))
     return frames, groups
 
-
+# %% ../../nbs/02_data/14_image_quality.ipynb #def-check-images
 def check_images(
     measures: ImageMeasures,
     labels: dict[str, np.ndarray] | None = None,
