@@ -551,7 +551,7 @@ def test_pages_show_pairs_and_escape_names(phone, tmp_path):
     assert "\n=1" not in findings_csv(other).decode()
 
 
-def test_the_command_lists_writes_and_fails_only_for_damaged_files(phone, tmp_path):
+def test_the_command_lists_writes_and_fails_only_for_damaged_files(phone, tmp_path, own_names):
     planted, _ = phone
     checked = tmp_path / "checked"
     options = ("--images", "--output", checked)
@@ -573,7 +573,7 @@ def test_the_command_lists_writes_and_fails_only_for_damaged_files(phone, tmp_pa
     assert (tmp_path / "image_findings.csv").exists()
 
 
-def test_the_command_checks_a_data_set_too(tmp_path):
+def test_the_command_checks_a_data_set_too(tmp_path, own_names):
     planted = make_phone_folder(tmp_path / "camera", 24, "domains")
     (tmp_path / "camera" / planted.damaged[0]).unlink()
     done = hmoe("data", "verify", str(tmp_path / "camera"), "--images", folder=tmp_path)
