@@ -465,7 +465,7 @@ def test_no_page_that_the_library_writes_runs_a_script():
 
     pages = list((files("hmoe_repro") / "templates").glob("*.html"))
     whole = [text for page in pages if "<meta charset" in (text := page.read_text("utf-8"))]
-    assert len(whole) == 5
+    assert len(whole) == 6
     for text in whole:
         policy = text.partition('"Content-Security-Policy" content="')[2].partition('"')[0]
         safe = ("script-src 'none'", "default-src 'none'", "{{ policy|safe }}")

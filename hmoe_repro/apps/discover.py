@@ -57,8 +57,13 @@ from ..core.errors import Device, HmoeError, Place, check_choice, plural, public
 from ..core.progress import Progress
 from ..core.style import EMBEDDING_COLOUR, PALETTE
 from ..data.base import DomainDataset
-from ..data.cache import examine
 from ..data.image_folder import listed
+from hmoe_repro.data.image_quality import (
+    ImageFindings,
+    measure_images,
+    quality_section,
+    split_findings,
+)
 from ..data.kmeans_baseline import image_statistics, kmeans
 from ..data.loader import ImageDataset, progress_bar
 from ..data.transforms import read_image, square
@@ -96,6 +101,7 @@ class Findings:
         ranking: `stability_table`.
         notes: remarks on the folder.
         unreadable: (file, reason) of images that were left out.
+        quality: duplicates, leakage and images of doubtful quality, or None.
     """
 
     images: pd.DataFrame = field(repr=False)
@@ -110,6 +116,7 @@ class Findings:
     ranking: pd.DataFrame | None = field(default=None, repr=False)
     notes: list[str] = field(default_factory=list)
     unreadable: list[tuple[str, str]] = field(default_factory=list)
+    quality: ImageFindings | None = field(default=None, repr=False)
 
     @property
     def title(self) -> str:
@@ -245,7 +252,7 @@ def _skipped(pool: Pool, settings: dict) -> tuple[list[tuple[str, str]], dict]:
     """
     tree = split_pool(pool, settings.get("seed", 0), settings.get("test_domain"))
     with progress_bar(f"looking at {tree.name}") as on_progress:
-        _, reasons = examine(tree, on_progress=on_progress)
+        reasons = measure_images(tree, on_progress=on_progress).reasons
     unreadable = sorted((file, reason) for file, reason in zip(tree.flat, reasons) if reason)
     if not unreadable:
         return [], settings
@@ -538,12 +545,14 @@ def discover(
     run_folder = store.path(record["run_id"]) if record else None
     _enter_groups(images, groupings[method], names, run_folder)
     images["colour"] = _of_colour(data, images.group.nunique())
+    features = groupings["features"]["points"] if "features" in possible else None
     return Findings(
         images,
         method=method,
         record=record or _record_without_run(config, device),
         unreadable=unreadable,
         notes=list(dict.fromkeys(cast(ImageDataset, data).notes)),
+        quality=split_findings(cast(ImageDataset, data).scanned, features),
         **_finding_fields(groupings, method),
     )
 
@@ -923,6 +932,7 @@ def report_html(findings: Findings, root) -> str:
         counts=counts,
         ranking=_ranking_text(findings.ranking),
         summary=summary,
+        quality=quality_section(findings.quality) if findings.quality else None,
         findings=findings,
         facts=_record_facts(findings.record),
     )

@@ -6,6 +6,7 @@
 __all__ = ['data_list_command', 'data_verify_command', 'data_download_command']
 
 # %% ../../nbs/11_cli/05_data.ipynb #imports
+import os
 from functools import partial
 from typing import Annotated
 
@@ -20,7 +21,7 @@ from hmoe_repro.cli.options import (
     say_frame,
 )
 from ..core.config import CONFIG
-from ..core.errors import HmoeError, check_choice, printable
+from ..core.errors import HmoeError, check_choice, plural, printable
 
 # %% ../../nbs/11_cli/05_data.ipynb #def-list
 def data_list_command(folder: DataDirOption = None):
@@ -41,10 +42,75 @@ def data_list_command(folder: DataDirOption = None):
         print(f"  {known.name}: {known.citation}")
 
 # %% ../../nbs/11_cli/05_data.ipynb #def-verify
+def _print_image_findings(measures, output: str | None):
+    """Print the findings on measured images, and write their table and page."""
+    from hmoe_repro.apps.image_page import write_findings
+    from hmoe_repro.data import image_quality
+
+    found = image_quality.check_images(measures)
+    lines = image_quality.finding_lines(found)
+    print(f"{measures.tree.name}: {plural(found.count, 'image')} compared")
+    for line in lines or ["no duplicate, and no blurred, dark or odd image"]:
+        print(printable(line))
+    print_written(*write_findings(found, output))
+
+
+def _verify_any_folder(folder: str, workers: int | None, reason: HmoeError, output: str | None):
+    """Check the images of a folder that is no data set.
+
+    Args:
+        folder: its path.
+        workers: number of threads.
+        reason: why it is no data set.
+        output: folder of the page, or None.
+
+    Raises:
+        HmoeError: if images cannot be read.
+    """
+    from hmoe_repro.core.progress import Progress
+    from hmoe_repro.data import image_quality
+
+    tree = image_quality.any_folder(folder)
+    with Progress(quiet=CONFIG.quiet) as progress:
+        show_progress = partial(progress, f"reading the images of {tree.name}", unit="images")
+        measures = image_quality.measure_images(tree, workers, show_progress)
+    say(printable(f"note: checked as a folder of images, not as a data set ({reason.cause})"))
+    say(*[printable(f"note: {note}") for note in tree.notes])
+    unreadable = [(file, why) for file, why in zip(tree.flat, measures.reasons) if why]
+    for file, why in unreadable:
+        say(printable(f"unreadable: {file}: {why}"))
+    _print_image_findings(measures, output)
+    if unreadable:
+        cause = f"{tree.name}: {len(unreadable)} unreadable."
+        raise HmoeError(cause, fix="restore these files, or remove them.")
+
+
+def _check_image_options(name: str, images: bool, output: str | None):
+    """Raise `HmoeError` for --output without --images, and for --images of MNIST."""
+    from hmoe_repro.data.verify import MNIST
+
+    if output and not images:
+        raise HmoeError("--output is the folder of the page of --images.", fix="add --images.")
+    if images and name == MNIST:
+        cause = "MNIST has no image files, so that --images has nothing to read."
+        raise HmoeError(cause, fix="leave --images out.")
+
+
 def data_verify_command(
     name: Annotated[
         str, argument("A data set of `hmoe data list`, or a folder <domain>/<class>/<image>.")
     ],
+    images: Annotated[
+        bool,
+        option(
+            "Also find duplicates, leakage, blurred, dark and odd images, in any folder of "
+            "images; writes image_findings.csv.",
+            "--images",
+        ),
+    ] = False,
+    output: Annotated[
+        str | None, option("With --images: folder for the table and a page with pictures.")
+    ] = None,
     data_dir: DataDirOption = None,
     workers: Annotated[
         int | None, option("Threads; default: one per core.", min=1, max=256)
@@ -54,21 +120,34 @@ def data_verify_command(
 
     Example:
         hmoe data verify path/to/my_images
+        hmoe data verify path/to/my_images --images --output checked
     """
     from hmoe_repro.core.progress import Progress
-    from hmoe_repro.data import verify
+    from hmoe_repro.data import image_quality, verify
     from hmoe_repro.data.mnist import verify_mnist
 
     data_dir = configure(data_dir=data_dir)
-    name = verify.data_with_files(name)
+    try:
+        name = verify.data_with_files(name)
+        _check_image_options(name, images, output)
+    except HmoeError as error:
+        if not images or not os.path.isdir(os.path.expanduser(name)):
+            raise
+        return _verify_any_folder(name, workers, error, output)
     if name == verify.MNIST:
         return print("\n".join(verify_mnist(data_dir)))
+    store = image_quality.MeasureStore() if images else None
+    visit = store.visit if store else None
     with Progress(quiet=CONFIG.quiet) as progress:
         show_progress = partial(progress, f"reading the images of {name}", unit="images")
-        report = verify.verify_dataset(name, data_dir, workers, show_progress)
+        report = verify.verify_dataset(name, data_dir, workers, show_progress, visit)
     say_frame(f"{name}: images of each class and domain", verify.with_totals(report.counts))
     findings = [printable(finding) for finding in verify.findings(report)]
     say(*findings, *verify.terms(name))
+    if store and not report.table.empty:
+        filled = [domain for domain in report.domains if report.counts[domain].any()]
+        measures = image_quality.measure_images(report.tree(filled), workers, store=store)
+        _print_image_findings(measures, output)
     verify.refuse_damaged(report)
     print(f"{name}: every image can be read")
     return None

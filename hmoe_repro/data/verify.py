@@ -19,9 +19,9 @@ from .mnist import mnist_files
 from .registry import DATASETS, find_dataset, own_datasets
 
 # %% ../../nbs/02_data/10_verify.ipynb #def-verify-dataset
-@public(data_dir=Place | None, on_progress=Callable | None)
+@public(data_dir=Place | None, on_progress=Callable | None, visit=Callable | None)
 def verify_dataset(
-    name: str, data_dir=None, workers: int | None = None, on_progress=None
+    name: str, data_dir=None, workers: int | None = None, on_progress=None, visit=None
 ) -> Inventory:
     """Open and count all images of a benchmark or of a registered folder.
 
@@ -30,6 +30,7 @@ def verify_dataset(
         data_dir: the folder of data sets (default: HMOE_DATA).
         workers: number of threads (default: one for each processor).
         on_progress: callback, called with (done, total).
+        visit: callback, called with (row, image) for each decoded image, as in `examine`.
 
     Returns:
         The inventory, with all problems that were found.
@@ -46,7 +47,7 @@ def verify_dataset(
         _note_class_counts(found, KNOWN[name])
     filled = [d for d in found.domains if found.counts[d].any()]
     if filled:
-        _open_images(found, found.tree(filled), workers, on_progress)
+        _open_images(found, found.tree(filled), workers, on_progress, visit)
     return found
 
 
@@ -61,12 +62,14 @@ def _note_class_counts(found: Inventory, known: KnownDataset):
                 )
 
 
-def _open_images(found: Inventory, tree: ImageTree, workers: int | None, on_progress):
+def _open_images(found: Inventory, tree: ImageTree, workers: int | None, on_progress, visit=None):
     """Open the images of `tree`, and add their problems to the inventory."""
     hidden = []  # images with transparent pixels, whose colours count
 
     def note_transparent(row, image):
-        """Note an image with transparent pixels."""
+        """Note an image with transparent pixels, and pass it on."""
+        if visit:
+            visit(row, image)
         if image.info.get("transparent"):
             hidden.append(tree.flat[row])
 
