@@ -446,7 +446,7 @@ def _group_by_features(config: RunConfig, data, experts: int | None, show) -> di
         "grouping": grouping,
     }
 
-
+# %% ../../nbs/09_apps/04_discover.ipynb #def-train-beside
 def _agreement_of_restarts(records: list[Record]) -> dict:
     """Compare the groups of the first two records.
 
