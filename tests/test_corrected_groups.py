@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 
 from hmoe_repro.apps.discover import (
     discover,
+    findings_folder,
     findings_verdict,
     found_domains,
     groups_csv,
     in_words,
-    output_folder,
     report_html,
     save_findings,
     summarise_findings,
@@ -383,37 +383,37 @@ def here(tmp_path, monkeypatch):
 
 
 def test_the_default_folder_is_never_among_the_images(here, monkeypatch):
-    assert output_folder("photos") == here / "groups_of_photos"
+    assert findings_folder("photos") == here / "groups_of_photos"
     monkeypatch.chdir(here / "photos" / "cats")
-    assert output_folder("..") == here / "groups_of_photos"
-    assert output_folder(here / "photos") == here / "groups_of_photos"
+    assert findings_folder("..") == here / "groups_of_photos"
+    assert findings_folder(here / "photos") == here / "groups_of_photos"
 
 
 @pytest.mark.parametrize("output", ["photos", "photos/report", "photos/cats/../x", "link/x"])
 def test_a_folder_among_the_images_is_refused(here, output):
     (here / "link").symlink_to(here / "photos")
     with pytest.raises(HmoeError, match="among the images"):
-        output_folder("photos", output)
+        findings_folder("photos", output)
     assert not (here / "photos" / "report").exists()
 
 
 def test_the_name_of_a_page_is_refused_with_the_fix(here):
     for name in ("report.html", "old.HTM"):
         with pytest.raises(HmoeError, match=f"--output {name[:-4].rstrip('.')}"):
-            output_folder("photos", name)
+            findings_folder("photos", name)
     (here / "taken").touch()
     with pytest.raises(HmoeError, match="name of a file"):
-        output_folder("photos", "taken")
+        findings_folder("photos", "taken")
     assert sorted(path.name for path in here.iterdir()) == ["photos", "taken"]
 
 
 def test_a_report_replaces_only_what_a_report_wrote(place, tmp_path):
     found, corrected, root = place["found"], place["corrected"], place["folder"]
-    report = output_folder(root, tmp_path / "report")
+    report = findings_folder(root, tmp_path / "report")
     page = save_findings(found, root, report)
     (report / "notes.txt").write_text("mine")
     first = page.read_bytes()
-    save_findings(found, root, output_folder(root, report))
+    save_findings(found, root, findings_folder(root, report))
     assert page.read_bytes() == first
     assert (report / "notes.txt").read_text() == "mine"
 
@@ -421,16 +421,16 @@ def test_a_report_replaces_only_what_a_report_wrote(place, tmp_path):
     table.write_bytes(table.read_bytes().replace(b",group 1,", b",art,"))
     edited = table.read_bytes()
     with pytest.raises(HmoeError, match="was edited"):
-        output_folder(root, report)
+        findings_folder(root, report)
     with pytest.raises(HmoeError, match="was edited"):
-        output_folder(root, report, place["at"] / "edited.csv")
-    assert output_folder(root, report, table) == report
+        findings_folder(root, report, place["at"] / "edited.csv")
+    assert findings_folder(root, report, table) == report
     assert table.read_bytes() == edited
 
     save_findings(corrected, root, report)
     with pytest.raises(HmoeError, match="corrected by hand"):
-        output_folder(root, report)
-    assert output_folder(root, report, place["at"] / "edited.csv") == report
+        findings_folder(root, report)
+    assert findings_folder(root, report, place["at"] / "edited.csv") == report
 
 
 @pytest.mark.parametrize("name", ["index.html", "groups.csv"])
@@ -441,7 +441,7 @@ def test_foreign_files_stay(here, name, note):
     if note is not None:
         (here / "report" / ".hmoe-discover.json").write_text(note)
     with pytest.raises(HmoeError, match="was not written by"):
-        output_folder("photos", "report")
+        findings_folder("photos", "report")
     assert (here / "report" / name).read_text() == "foreign"
 
 

@@ -8,7 +8,7 @@ __all__ = ['PART_TRAINED', 'PART_VALIDATED', 'UNKNOWN_DOMAIN', 'METHOD_TITLES', 
            'pool_images', 'apply_hmoe', 'discover', 'summarise_findings', 'found_domains', 'in_words',
            'verdict_sentences', 'findings_verdict', 'table_in_words', 'group_table', 'count_table', 'groups_of_files',
            'groups_csv', 'samples', 'category_colours', 'page_groups', 'code_maps', 'report_html', 'default_output',
-           'output_folder', 'save_findings']
+           'findings_folder', 'save_findings']
 
 # %% ../../nbs/09_apps/04_discover.ipynb #imports
 import base64
@@ -1267,7 +1267,7 @@ def _foreign_file(folder: Path, groups) -> tuple[str, str] | None:
 
 
 @public(root=Place, output=Place | None, groups=Place | None)
-def output_folder(root, output=None, groups=None) -> Path:
+def findings_folder(root, output=None, groups=None) -> Path:
     """Check the folder of a report, make it, and return its path.
 
     Args:
@@ -1304,7 +1304,7 @@ def save_findings(findings: Findings, root, folder) -> Path:
     Args:
         findings: result of `discover`.
         root: folder of the images.
-        folder: result of `output_folder`.
+        folder: result of `findings_folder`.
     """
     folder = expanded(folder)
     contents = {

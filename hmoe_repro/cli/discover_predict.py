@@ -130,7 +130,7 @@ def discover_command(
     from hmoe_repro.apps import discover as app
     from hmoe_repro.apps import own_images
 
-    report = app.output_folder(folder, output, groups)
+    report = app.findings_folder(folder, output, groups)
     if sort_into:
         own_images.sort_target(folder, sort_into)
     findings = app.discover(
