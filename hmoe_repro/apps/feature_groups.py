@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['COMPONENTS', 'STARTS', 'SURE', 'ABOVE', 'EACH', 'HALVINGS', 'MAX_IMAGES', 'FeatureGroups', 'feature_space',
-           'group_confidence', 'stability_table', 'number_of_groups', 'save_groups', 'read_groups']
+           'pair_agreement', 'pairs_by_chance', 'shared_pairs', 'group_confidence', 'stability_table',
+           'number_of_groups', 'group_means', 'centre_confidence', 'save_groups', 'read_groups']
 
 # %% ../../nbs/09_apps/02_feature_groups.ipynb #imports
 import json
@@ -103,10 +104,66 @@ def feature_space(features, classes, num_classes: int | None = None) -> FeatureG
     pca = PCA(amount, svd_solver="covariance_eigh").fit(residual)
     return FeatureGroups(means, np.asarray(pca.components_), np.zeros((1, amount)))
 
+# %% ../../nbs/09_apps/02_feature_groups.ipynb #def-pairs
+def _pair_counts(first, second) -> tuple[int, int, int, int]:
+    """Count pairs of images: together in both groupings, in the first, in the second, and all."""
+    from sklearn.metrics.cluster import pair_confusion_matrix
+
+    (apart, only_second), (only_first, both) = pair_confusion_matrix(first, second).tolist()
+    return both, both + only_first, both + only_second, apart + only_first + only_second + both
+
+
+def pair_agreement(first, second) -> float:
+    """Compute which fraction of pairs stays together from one grouping to another.
+
+    A pair is two images of one group. The fraction of the first grouping's pairs that are together
+    in the second, and the reverse, are averaged. A grouping without pairs has the fraction 0.
+
+    Args:
+        first: group of each image (n,).
+        second: group of each image in the other grouping (n,).
+
+    >>> round(pair_agreement([0, 0, 0, 1], [0, 0, 1, 1]), 3)  # (1/3 + 1/2) / 2
+    0.417
+    """
+    both, of_first, of_second, _ = _pair_counts(first, second)
+    return (both / max(of_first, 1) + both / max(of_second, 1)) / 2
+
+
+def pairs_by_chance(first, second) -> float:
+    """Compute the `pair_agreement` to be expected of two independent groupings of these sizes.
+
+    >>> round(pairs_by_chance([0, 0, 0, 1], [0, 0, 1, 1]), 3)  # (3/6 + 2/6) / 2
+    0.417
+    """
+    _, of_first, of_second, total = _pair_counts(first, second)
+    return (of_first + of_second) / max(2 * total, 1)
+
+
+def shared_pairs(groups, labels) -> tuple[float, float]:
+    """Compute how often two images of one group have the same label, and any two images.
+
+    Args:
+        groups: group of each image (n,).
+        labels: label of each image (n,).
+
+    >>> shared_pairs([0, 0, 1, 1], ["a", "a", "b", "c"])
+    (0.5, 0.16666666666666666)
+    """
+    both, of_groups, of_labels, total = _pair_counts(groups, labels)
+    return both / max(of_groups, 1), of_labels / max(total, 1)
+
 # %% ../../nbs/09_apps/02_feature_groups.ipynb #def-stability
 SURE, ABOVE = 0.85, 0.15  # least AMI of halves, and its least excess over data without groups
 EACH = 0.9  # mean confidence of each group
 HALVINGS, MAX_IMAGES = 10, 2000  # number of random halvings, and of images in each at most
+
+
+def _halves(count: int):
+    """Yield the indices of two random halves of `count` points, for each of `HALVINGS` halvings."""
+    for seed in range(HALVINGS):
+        drawn = np.random.default_rng(seed).permutation(count)[:MAX_IMAGES]
+        yield np.array_split(drawn, 2)
 
 
 def _halvings(points: np.ndarray, k: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -120,13 +177,16 @@ def _halvings(points: np.ndarray, k: int) -> list[tuple[np.ndarray, np.ndarray]]
         For each halving the groups (n,) by its first half and by its second.
     """
     pairs = []
-    for seed in range(HALVINGS):
-        drawn = np.random.default_rng(seed).permutation(len(points))[:MAX_IMAGES]
-        first, second = np.array_split(drawn, 2)
+    for seed, (first, second) in enumerate(_halves(len(points))):
         by_first = _kmeans(points[first], k, seed).predict(points)
         by_second = _kmeans(points[second], k, seed).predict(points)
         pairs.append((by_first, by_second))
     return pairs
+
+
+def _mean_pair_agreement(pairs: list) -> float:
+    """Average the `pair_agreement` of the two groupings over halvings."""
+    return float(np.mean([pair_agreement(one, other) for one, other in pairs]))
 
 
 def _stability(pairs: list) -> float:
@@ -181,6 +241,7 @@ def stability_table(points: np.ndarray, most: int = 8) -> pd.DataFrame:
         A row for each number of `groups` from 2 on. `stability` is the AMI of groups by random
         halves, and `without_groups` the same for normal data with equal variances. `weakest_group`
         is the lowest mean confidence of a group, and `reliable` says whether all three suffice.
+        `pairs` and `pairs_without_groups` are the same as the first two, as `pair_agreement`.
 
     Raises:
         HmoeError: for fewer than 20 points.
@@ -193,14 +254,17 @@ def stability_table(points: np.ndarray, most: int = 8) -> pd.DataFrame:
     rows = []
     for k in range(2, min(most, len(points) // 10) + 1):
         pairs = _halvings(points, k)
+        pairs_without_groups = _halvings(without_groups, k)
         groups = _kmeans(points, k).labels_
         assert groups is not None
         confidence = pd.Series(_confidence(pairs, groups, k)).groupby(groups).mean()
         row = {
             "groups": k,
             "stability": _stability(pairs),
-            "without_groups": _stability(_halvings(without_groups, k)),
+            "without_groups": _stability(pairs_without_groups),
             "weakest_group": confidence.min(),
+            "pairs": _mean_pair_agreement(pairs),
+            "pairs_without_groups": _mean_pair_agreement(pairs_without_groups),
         }
         rows.append(row)
     table = pd.DataFrame(rows)
@@ -219,6 +283,47 @@ def number_of_groups(table: pd.DataFrame) -> int:
         return int(table.groups[table.reliable].max())
     excess = table.stability - table.without_groups
     return int(table.groups.iloc[excess.argmax()])
+
+# %% ../../nbs/09_apps/02_feature_groups.ipynb #def-centres
+def group_means(points: np.ndarray, groups: np.ndarray, k: int) -> np.ndarray:
+    """Compute the means (k, P) of groups of points. A group without points has infinite values.
+
+    Args:
+        points: (n, P).
+        groups: of the points (n,), 0 to k - 1.
+        k: number of groups.
+    """
+    means = np.full((k, points.shape[1]), np.inf)
+    for group in np.unique(groups):
+        means[group] = points[groups == group].mean(0)
+    return means
+
+
+def centre_confidence(points: np.ndarray, groups: np.ndarray, k: int) -> np.ndarray:
+    """Compute how often other points put each point into its group.
+
+    A random half of the points gives the mean of each group, and each point outside that half goes
+    to the nearest mean.
+
+    Args:
+        points: (n, P).
+        groups: of the points (n,), 0 to k - 1.
+        k: number of groups.
+
+    Returns:
+        The fraction (n,) of these trials in which a point goes to its group.
+    """
+    hits = np.zeros(len(points))
+    trials = np.zeros(len(points))
+    for halves in _halves(len(points)):
+        for half in halves:
+            outside = np.ones(len(points), bool)
+            outside[half] = False
+            means = group_means(points[half], groups[half], k)
+            distances = ((points[outside, None] - means) ** 2).sum(-1)
+            hits[outside] += distances.argmin(1) == groups[outside]
+            trials[outside] += 1
+    return hits / trials
 
 # %% ../../nbs/09_apps/02_feature_groups.ipynb #def-keep
 def save_groups(

@@ -6,7 +6,6 @@
 __all__ = ['discover_command', 'predict_command', 'evaluate_command', 'export_command']
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #imports
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -18,37 +17,26 @@ from ..core.errors import plural, printable
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-write-findings
 def _print_skipped(unreadable: list[tuple[str, str]]):
-    """Print the skipped images and the reasons on standard error."""
+    """Print the images that were left out, and the reasons, on standard error."""
     for file, why in unreadable:
-        print(f"skipped: {printable(f'{file} ({why})')}", file=sys.stderr)
+        print(f"left out: {printable(f'{file} ({why})')}", file=sys.stderr)
 
 
-def _write_findings(findings, folder, output: str) -> str:
-    """Write the page and the table of groups, and print the verdict, notes and skipped files.
+def _print_findings(findings):
+    """Print the verdict, the notes, the table of groups and the files that were left out.
 
     Args:
         findings: result of `discover`.
-        folder: the folder of images.
-        output: file of the page. The table is written to the same folder.
-
-    Returns:
-        The path of the table.
     """
     from hmoe_repro.analysis.writers import text_table
     from hmoe_repro.apps import discover as app
-    from hmoe_repro.core.files import write_atomic
 
-    write_atomic(Path(output), app.report_html(findings, folder))
-    table_file = os.path.join(os.path.dirname(output), "groups.csv")
-    write_atomic(Path(table_file), app.groups_csv(findings))
     say(app.findings_verdict(app.summarise_findings(findings)))
     for note in findings.notes:
         if "cannot be read" not in note:  # these files are listed below
             print(f"note: {printable(note)}", file=sys.stderr)
-    say_frame(findings.title, text_table(app.group_table(findings)))
-    say(f"{os.path.basename(output)}: the page; groups.csv: the group of each image")
+    say_frame(findings.title, text_table(app.table_in_words(app.group_table(findings))))
     _print_skipped(findings.unreadable)
-    return table_file
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #discover-options
 _ExpertsOption = Annotated[
@@ -65,9 +53,12 @@ _StepsOption = Annotated[
     option("Number of updates. Default: 300 with a frozen network, otherwise 1500.", min=1),
 ]
 _RestartsOption = Annotated[
-    int,
+    int | None,
     option(
-        "Number of trainings of HMOE. The one with the lowest gate entropy is kept.", min=1, max=99
+        "Number of trainings of HMOE. The one with the lowest gate entropy is kept. Default: 3, or "
+        "1 with --groups.",
+        min=1,
+        max=99,
     ),
 ]
 _NetworkOption = Annotated[
@@ -90,8 +81,8 @@ _ResolutionOption = Annotated[
 def discover_command(
     folder: Annotated[str, argument("Holds <class>/<image>, <domain>/<class>/<image>, or images.")],
     output: Annotated[
-        str, option("The page to write.", callback=options.writable_file)
-    ] = "report.html",
+        str | None, option("The folder for the page and the table; default: groups_of_<folder>.")
+    ] = None,
     labels: Annotated[
         str | None, option("CSV of file and known domain, to score the groups.")
     ] = None,
@@ -103,6 +94,9 @@ def discover_command(
     names: Annotated[
         str | None, option("Names of the groups, the largest first: art,photo.")
     ] = None,
+    groups: Annotated[
+        str | None, option("Take the groups from this corrected table instead of finding them.")
+    ] = None,
     sort_into: Annotated[
         str | None, option("Copy the images into this new folder, by group.")
     ] = None,
@@ -113,7 +107,7 @@ def discover_command(
         str | None, option("Hold out this domain, not a fifth of each class.")
     ] = None,
     steps: _StepsOption = None,
-    restarts: _RestartsOption = 3,
+    restarts: _RestartsOption = None,
     seed: options.SeedOption = 0,
     network: _NetworkOption = None,
     resolution: _ResolutionOption = None,
@@ -123,17 +117,20 @@ def discover_command(
 ):
     """Group the images of a folder by style, and write a page about them.
 
-    It writes one HTML page and `groups.csv`, the group of each image.
+    It writes a folder with the page `index.html` and `groups.csv`, the group of each image. Groups
+    can be corrected in that table, and given back with --groups.
 
     Example:
         hmoe discover path/to/my_images
         hmoe discover path/to/my_images --names art,photo --sort-into by_group
+        hmoe discover path/to/my_images --groups groups_of_my_images/groups.csv
     """
     if not CONFIG.quiet:
         print(f"reading {folder} ...", file=sys.stderr, flush=True)
     from hmoe_repro.apps import discover as app
     from hmoe_repro.apps import own_images
 
+    report = app.findings_folder(folder, output, groups)
     if sort_into:
         own_images.sort_target(folder, sort_into)
     findings = app.discover(
@@ -152,12 +149,16 @@ def discover_command(
         skip_unreadable=skip_unreadable,
         hparams=options.parse_settings(set_),
         classes=not no_classes,
+        groups=groups,
     )
-    table_file = _write_findings(findings, folder, output)
+    page = app.save_findings(findings, folder, report)
+    _print_findings(findings)
     if sort_into:
         own_images.sort_into(findings.images, folder, sort_into, links)
         print_written(sort_into)
-    print_written(table_file, output)
+    print_written(report / app.TABLE_FILE)
+    say("the page, to open in a browser:")
+    print(path_from_here(page), flush=True)
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-predict
 def predict_command(
