@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PART_TRAINED', 'PART_VALIDATED', 'UNKNOWN_DOMAIN', 'METHOD_TITLES', 'RELIABLE', 'COLOUR_NMI', 'BORDERLINE', 'POLICY',
-           'Findings', 'pool_images', 'apply_hmoe', 'discover', 'summarise_findings', 'found_domains',
+           'Correction', 'Findings', 'pool_images', 'apply_hmoe', 'discover', 'summarise_findings', 'found_domains',
            'findings_verdict', 'group_table', 'count_table', 'groups_of_files', 'groups_csv', 'samples',
            'category_colours', 'page_groups', 'code_maps', 'report_html']
 
@@ -30,8 +30,11 @@ from ..analysis.writers import template, text_table
 from hmoe_repro.apps.feature_groups import (
     ABOVE,
     SURE,
+    FeatureGroups,
+    centre_confidence,
     feature_space,
     group_confidence,
+    group_means,
     number_of_groups,
     read_groups,
     save_groups,
@@ -39,13 +42,15 @@ from hmoe_repro.apps.feature_groups import (
 )
 from hmoe_repro.apps.own_images import (
     HELD_OUT,
-    POOLED,
     Pool,
     all_inputs,
     default_network,
     discover_config,
+    group_name_fault,
     is_frozen,
+    moved_images,
     pretrained_features,
+    read_corrected_groups,
     read_pool,
     split_pool,
 )
@@ -54,6 +59,7 @@ from ..core.config import CONFIG
 from ..core.devices import resolve_device
 from ..core.environment import environment
 from ..core.errors import Device, HmoeError, Place, check_choice, plural, public
+from ..core.files import expanded
 from ..core.progress import Progress
 from ..core.style import EMBEDDING_COLOUR, PALETTE
 from ..data.base import DomainDataset
@@ -75,6 +81,45 @@ PART_TRAINED, PART_VALIDATED, UNKNOWN_DOMAIN = "training", "validation", "not kn
 METHOD_TITLES = {"features": "k-means on pretrained features", "hmoe": "the experts of HMOE"}
 
 
+@dataclass(frozen=True)
+class Correction:
+    """Groups that a user has corrected.
+
+    Args:
+        source: name of the table.
+        table: result of `read_corrected_groups`.
+    """
+
+    source: str
+    table: pd.DataFrame = field(repr=False)
+
+    @property
+    def names(self) -> list[str]:
+        """Sorted names of the groups."""
+        return sorted(self.table.group.unique())
+
+    def codes(self, files) -> np.ndarray:
+        """Return the positions (N,) in `names` of the groups of files."""
+        group_of_file = self.group_of_file
+        groups = [group_of_file[file] for file in files]
+        return np.asarray(pd.Categorical(groups, self.names).codes, np.int64)
+
+    @property
+    def group_of_file(self) -> dict[str, str]:
+        """Group of each file."""
+        return dict(zip(self.table.file, self.table.group))
+
+    @property
+    def found_of_file(self) -> dict[str, str]:
+        """Group of each file before any correction, '' if it is not known."""
+        return dict(zip(self.table.file, self.table.found))
+
+    @property
+    def moved(self) -> tuple[int, int] | None:
+        """Result of `moved_images`."""
+        return moved_images(self.table.group, self.table.found)
+
+
 @dataclass
 class Findings:
     """Groups of the images of a folder.
@@ -82,8 +127,10 @@ class Findings:
     Args:
         images: a row for each image. Columns: file, part (training, validation or held out), class,
             domain (or 'not known'), group, confidence and colour (group by k-means on colour and
-            contrast). If HMOE was trained, also predicted, expert and gate_value. The confidence is
-            the fraction of k-means on halves that give this group, or the gate value of HMOE.
+            contrast). If HMOE was trained, also predicted, expert and gate_value. With corrected
+            groups also found, the group before the correction. The confidence is the fraction of
+            k-means on halves that give this group, or the gate value of HMOE. For corrected groups
+            it is `centre_confidence`, or the gate value of the group.
         points: features or codes (N, D), for the map.
         centres: centres of the groups (K, D), for the map.
         record: the record of the run, or a record of the settings if nothing was trained.
@@ -96,6 +143,7 @@ class Findings:
         ranking: `stability_table`.
         notes: remarks on the folder.
         unreadable: (file, reason) of images that were left out.
+        correction: the corrected groups, or None if they were found.
     """
 
     images: pd.DataFrame = field(repr=False)
@@ -110,6 +158,7 @@ class Findings:
     ranking: pd.DataFrame | None = field(default=None, repr=False)
     notes: list[str] = field(default_factory=list)
     unreadable: list[tuple[str, str]] = field(default_factory=list)
+    correction: Correction | None = field(default=None, repr=False)
 
     @property
     def title(self) -> str:
@@ -151,15 +200,20 @@ def pool_images(config: RunConfig, data, folder, labels=None, classes: bool = Tr
     Returns:
         Columns file, part, class and domain.
     """
-    sizes = [len(y) for y in data.labels]
-    part = np.repeat(np.array([PART_TRAINED, HELD_OUT], object), sizes)
-    part[make_splits(data, config.trial_seed)[POOLED]["out"].numpy()] = PART_VALIDATED
+    splits = make_splits(data, config.trial_seed)
+    parts = []
+    for domain, y in zip(data.domain_names, data.labels):
+        usual = HELD_OUT if domain == HELD_OUT else PART_TRAINED
+        part = np.full(len(y), usual, object)
+        if domain != HELD_OUT:
+            part[splits[domain]["out"].numpy()] = PART_VALIDATED
+        parts.append(part)
     pool = read_pool(folder, labels, classes).images.set_index("file")
     known = pool.domain.fillna(UNKNOWN_DOMAIN)[data.tree.flat]
     domain_names = sorted(set(known) - {UNKNOWN_DOMAIN})
     images = {
         "file": data.tree.flat,
-        "part": part,
+        "part": np.concatenate(parts),
         "class": pd.Categorical.from_codes(
             torch.cat(data.labels).numpy(), pd.Index(data.class_names)
         ),
@@ -228,6 +282,19 @@ def _methods(pool, method, network=None, hparams=None, **settings) -> list[str]:
         cause = f"{pool.root.name} is not sorted by class, so that nothing can be trained on it."
         raise HmoeError(cause, fix="pip install hmoe_repro[pretrained], which groups by features.")
     return possible
+
+
+def _check_settings(groups, names, experts):
+    """Refuse names and a number of groups for corrected groups, whose table has both."""
+    if groups is None:
+        return
+    for setting, value, what in (
+        ("names", names, "the names of the groups"),
+        ("experts", experts, "how many groups there are"),
+    ):
+        if value:
+            cause = f"{setting} and corrected groups both say {what}."
+            raise HmoeError(cause, fix=f"leave out {setting}, and edit the table.", setting=setting)
 
 
 def _skipped(pool: Pool, settings: dict) -> tuple[list[tuple[str, str]], dict]:
@@ -303,10 +370,10 @@ def _check_group_names(group_names: list[str], count: int) -> list[str]:
         raise HmoeError(cause, fix=f"{count} different names, the largest group first.")
     stripped = [name.strip() for name in group_names]
     for name in stripped:
-        if name in ("", ".", "..") or set(name) & set("/\\"):
-            raise HmoeError(
-                f"a group cannot have the name {name!r}.", fix="use letters and digits."
-            )
+        fault = group_name_fault(name)
+        if fault:
+            cause = f"a group cannot have the name {name!r}: {fault}."
+            raise HmoeError(cause, fix="use letters and digits.")
     return stripped
 
 
@@ -405,6 +472,8 @@ def _train_beside(images, data, configs: list[RunConfig], store: RunStore, devic
         )
     embeddings = cast(CodedAlgorithm, model.algorithm).model.embeddings
     names = [f"expert {k}" for k in range(gate.shape[1])]
+    if config.algorithm == "HMOE-DL":  # the first experts have a group each
+        names[: len(model.domain_names)] = model.domain_names
     chosen = gate.argmax(1)
     images["predicted"] = pd.Categorical.from_codes(
         probability.argmax(1), pd.Index(data.class_names)
@@ -421,6 +490,64 @@ def _train_beside(images, data, configs: list[RunConfig], store: RunStore, devic
         "model": model,
         "gate": gate,
     }
+
+# %% ../../nbs/09_apps/04_discover.ipynb #def-corrected
+def _corrected_by_features(config: RunConfig, data, correction: Correction, show) -> dict:
+    """Describe corrected groups by pretrained features.
+
+    Args:
+        config: configuration of a run with a frozen featurizer.
+        data: its data set.
+        correction: the groups.
+        show: as in `all_inputs`.
+
+    Returns:
+        As `_group_by_features`, without a ranking. The centres are the means of the groups.
+    """
+    features = pretrained_features(config, data, show)
+    classes = torch.cat(data.labels).numpy()
+    space = feature_space(features, classes, data.num_classes)
+    points = space.project(features, classes)
+    codes = correction.codes(data.tree.flat)
+    centres = group_means(points, codes, len(correction.names))
+    return {
+        "codes": codes,
+        "names": correction.names,
+        "confidence": centre_confidence(points, codes, len(correction.names)),
+        "points": points,
+        "centres": centres,
+        "grouping": FeatureGroups(space.means, space.components, centres),
+    }
+
+
+def _read_correction(groups, pool: Pool, unreadable: list[tuple[str, str]]) -> Correction:
+    """Read the corrected groups of the images of a pool that can be read.
+
+    Args:
+        groups: path of the table.
+        pool: the images.
+        unreadable: (file, reason) of the other images.
+
+    Raises:
+        HmoeError: as `read_corrected_groups`, and for fewer than two groups.
+    """
+    ignored = [file for file, _ in unreadable]
+    files = [file for file in pool.images.file if file not in set(ignored)]
+    table = read_corrected_groups(groups, files, ignored)
+    name = expanded(groups).name
+    if table.group.nunique() < 2:
+        cause = f"{name} puts all images into one group."
+        raise HmoeError(cause, fix="at least two different names in the column group.")
+    return Correction(name, table)
+
+
+def _training_labels(correction: Correction, unreadable: list[tuple[str, str]]) -> dict[str, str]:
+    """Return file -> group for `discover_config`.
+
+    An unreadable image is given any group, because it is left out of the data set.
+    """
+    any_group = dict.fromkeys((file for file, _ in unreadable), correction.names[0])
+    return correction.group_of_file | any_group
 
 # %% ../../nbs/09_apps/04_discover.ipynb #def-discover-folder
 def _of_colour(data, groups: int) -> "pd.Categorical[str]":
@@ -467,18 +594,19 @@ def _enter_groups(
         save_groups(run_folder, list(images.group.cat.categories), chosen.get("grouping"))
 
 # %% ../../nbs/09_apps/04_discover.ipynb #def-discover-groups
-@public(folder=Place, labels=Place | None, device=Device)
+@public(folder=Place, labels=Place | None, device=Device, groups=Place | None)
 def discover(
     folder,
     labels=None,
     device: str = "auto",
     store: RunStore | None = None,
-    restarts: int = 3,
+    restarts: int | None = None,
     method: str | None = None,
     experts: int | None = None,
     names: list[str] | None = None,
     classes: bool = True,
     skip_unreadable: bool = True,
+    groups=None,
     **settings,
 ) -> Findings:
     """Group the images of a folder `<class>/<image>`, and train HMOE-ND on it.
@@ -487,18 +615,22 @@ def discover(
     kept. Finished runs are not trained again. If the folder is not sorted by class, its images are
     grouped and nothing is trained.
 
+    Groups that a user has corrected are taken instead of found ones, and HMOE-DL is trained on
+    them.
+
     Args:
         folder: its path.
         labels: a CSV file with columns file and domain, to compare the groups with.
         device: device on which HMOE is trained.
         store: folder of runs. Default: HMOE_RUNS, or `runs/`.
-        restarts: number of runs of HMOE.
+        restarts: number of runs of HMOE. Default: 3, or 1 with corrected groups.
         method: 'features' or 'hmoe'. Default: features if the network is pretrained and frozen.
         experts: maximal number of groups. Default: chosen by stability, or 5 without features.
         names: names of the groups, the largest first. They are saved with the model.
         classes: whether subfolders are classes.
         skip_unreadable: whether to leave out images that cannot be read. They are listed in
             `Findings.unreadable`.
+        groups: a CSV file of corrected groups, as in `read_corrected_groups`.
         settings: further settings of `discover_config`.
 
     Raises:
@@ -507,6 +639,7 @@ def discover(
     >>> findings = discover("path/to/my_images", experts=4)  # doctest: +SKIP
     >>> findings.images.groupby("group").size()  # doctest: +SKIP
     """
+    _check_settings(groups, names, experts)
     pool = read_pool(folder, labels, classes)
     store = store or RunStore()
     possible = _methods(pool, method, **settings)
@@ -514,12 +647,19 @@ def discover(
     unreadable = []
     if skip_unreadable:
         unreadable, settings = _skipped(pool, settings)
+    correction = None
+    if groups is not None:
+        correction = _read_correction(groups, pool, unreadable)
+        settings = settings | {"groups": _training_labels(correction, unreadable)}
     make_config = functools.partial(discover_config, folder, classes=classes, **settings)
     config = make_config(experts=experts or 5)
     data = build_dataset(config)
     images = pool_images(config, data, folder, labels, classes)
     groupings = {}
-    if "features" in possible:
+    if "features" in possible and correction:
+        with Progress(quiet=CONFIG.quiet) as show:
+            groupings["features"] = _corrected_by_features(config, data, correction, show)
+    elif "features" in possible:
         wanted = experts if method == "features" else None
         with Progress(quiet=CONFIG.quiet) as show:
             by_features = _group_by_features(config, data, wanted, show)
@@ -531,10 +671,16 @@ def discover(
     record = None
     if pool.has_classes:
         configs = []
-        for restart in range(restarts):
+        for restart in range(restarts or (1 if correction else 3)):
             configs.append(make_config(experts=experts or 5, restart=restart))
         groupings["hmoe"] = _train_beside(images, data, configs, store, device)
         record = groupings["hmoe"]["model"].record
+    if correction:
+        images["found"] = images.file.map(correction.found_of_file)
+    if correction and method == "hmoe":
+        codes = correction.codes(images.file)
+        confidence = groupings["hmoe"]["gate"][np.arange(len(codes)), codes]
+        groupings["hmoe"] |= {"codes": codes, "confidence": confidence}
     run_folder = store.path(record["run_id"]) if record else None
     _enter_groups(images, groupings[method], names, run_folder)
     images["colour"] = _of_colour(data, images.group.nunique())
@@ -543,6 +689,7 @@ def discover(
         method=method,
         record=record or _record_without_run(config, device),
         unreadable=unreadable,
+        correction=correction,
         notes=list(dict.fromkeys(cast(ImageDataset, data).notes)),
         **_finding_fields(groupings, method),
     )
@@ -598,6 +745,21 @@ def _chance_summary(findings: Findings) -> dict:
     return row[["without_groups", "weakest_group", "reliable"]].to_dict()
 
 
+def _correction_summary(findings: Findings) -> dict:
+    """Summarise corrected groups."""
+    assert findings.correction is not None
+    recognised = None
+    if findings.model:
+        held_out = findings.held_out
+        recognised = float(np.mean(held_out.group.astype(str) == held_out.expert.astype(str)))
+    return {
+        "corrected": len(findings.images),
+        "moved": findings.correction.moved,
+        "own_group": float(findings.images.confidence.mean()),
+        "recognised": recognised,
+    }
+
+
 @public
 def summarise_findings(findings: Findings) -> dict:
     """Summarise the groups of a folder in numbers.
@@ -622,6 +784,14 @@ def summarise_findings(findings: Findings) -> dict:
         - `weakest_group`: the lowest mean confidence of a group
         - `reliable`: whether the groups are reliable
 
+        For corrected groups instead:
+
+        - `corrected`: the number of images
+        - `moved`: (moved images, images whose found group is known), or None
+        - `own_group`: the mean confidence
+        - `recognised`: the fraction of held-out images whose expert is that of their group (None
+          without a model)
+
         For HMOE also:
 
         - `accuracy` on the held-out part
@@ -639,7 +809,9 @@ def summarise_findings(findings: Findings) -> dict:
     summary = {}
     if findings.gate is not None:
         summary |= _hmoe_summary(findings)
-    if findings.method == "features":
+    if findings.correction:
+        summary |= _correction_summary(findings)
+    elif findings.method == "features":
         summary |= _chance_summary(findings)
     return summary | {
         "method": findings.method,
@@ -660,7 +832,7 @@ RELIABLE = 0.5  # AMI of two restarts from which groups count as found in part (
 
 
 def found_domains(summary: dict) -> bool:
-    """Decide whether stable groups were found.
+    """Decide whether stable groups were found. Corrected groups count as found.
 
     Groups by features are found if halves agree (`stability_table`). Groups of HMOE are found if
     the gate is not uniform, more than one expert is used, and two restarts agree. With a single
@@ -669,6 +841,8 @@ def found_domains(summary: dict) -> bool:
     Args:
         summary: result of `summarise_findings`.
     """
+    if "corrected" in summary:
+        return True
     if summary["method"] == "features":
         return summary["reliable"]
     decided = summary["share_of_log_K"] < UNIFORM and summary["experts_used"] > 1
@@ -746,13 +920,17 @@ def groups_of_files(findings: Findings) -> pd.DataFrame:
     """List the group of every image, in the order of paths.
 
     Returns:
-        Columns file, group, confidence and borderline. If a model was trained, also predicted (the
-        class), expert and gate_value.
+        Columns file, group, confidence, found (the group before any correction, '' if it is not
+        known) and borderline. If a model was trained, also predicted (the class), expert and
+        gate_value.
     """
     columns = ["file", "group", "confidence"]
     if findings.model:
         columns += ["predicted", "expert", "gate_value"]
-    table = findings.images[columns].sort_values("file", ignore_index=True)
+    images = findings.images
+    if "found" not in images:
+        images = images.assign(found=images.group)
+    table = images[[*columns, "found"]].sort_values("file", ignore_index=True)
     return table.assign(borderline=table.confidence < BORDERLINE[findings.method])
 
 

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['COMPONENTS', 'STARTS', 'SURE', 'ABOVE', 'EACH', 'HALVINGS', 'MAX_IMAGES', 'FeatureGroups', 'feature_space',
-           'group_confidence', 'stability_table', 'number_of_groups', 'save_groups', 'read_groups']
+           'group_confidence', 'stability_table', 'number_of_groups', 'group_means', 'centre_confidence', 'save_groups',
+           'read_groups']
 
 # %% ../../nbs/09_apps/02_feature_groups.ipynb #imports
 import json
@@ -109,6 +110,13 @@ EACH = 0.9  # mean confidence of each group
 HALVINGS, MAX_IMAGES = 10, 2000  # number of random halvings, and of images in each at most
 
 
+def _halves(count: int):
+    """Yield the indices of two random halves of `count` points, for each of `HALVINGS` halvings."""
+    for seed in range(HALVINGS):
+        drawn = np.random.default_rng(seed).permutation(count)[:MAX_IMAGES]
+        yield np.array_split(drawn, 2)
+
+
 def _halvings(points: np.ndarray, k: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """Group all points by k-means on either half, for `HALVINGS` random halvings.
 
@@ -120,9 +128,7 @@ def _halvings(points: np.ndarray, k: int) -> list[tuple[np.ndarray, np.ndarray]]
         For each halving the groups (n,) by its first half and by its second.
     """
     pairs = []
-    for seed in range(HALVINGS):
-        drawn = np.random.default_rng(seed).permutation(len(points))[:MAX_IMAGES]
-        first, second = np.array_split(drawn, 2)
+    for seed, (first, second) in enumerate(_halves(len(points))):
         by_first = _kmeans(points[first], k, seed).predict(points)
         by_second = _kmeans(points[second], k, seed).predict(points)
         pairs.append((by_first, by_second))
@@ -219,6 +225,47 @@ def number_of_groups(table: pd.DataFrame) -> int:
         return int(table.groups[table.reliable].max())
     excess = table.stability - table.without_groups
     return int(table.groups.iloc[excess.argmax()])
+
+# %% ../../nbs/09_apps/02_feature_groups.ipynb #def-centres
+def group_means(points: np.ndarray, groups: np.ndarray, k: int) -> np.ndarray:
+    """Compute the means (k, P) of groups of points. A group without points has infinite values.
+
+    Args:
+        points: (n, P).
+        groups: of the points (n,), 0 to k - 1.
+        k: number of groups.
+    """
+    means = np.full((k, points.shape[1]), np.inf)
+    for group in np.unique(groups):
+        means[group] = points[groups == group].mean(0)
+    return means
+
+
+def centre_confidence(points: np.ndarray, groups: np.ndarray, k: int) -> np.ndarray:
+    """Compute how often other points put each point into its group.
+
+    A random half of the points gives the mean of each group, and each point outside that half goes
+    to the nearest mean.
+
+    Args:
+        points: (n, P).
+        groups: of the points (n,), 0 to k - 1.
+        k: number of groups.
+
+    Returns:
+        The fraction (n,) of these trials in which a point goes to its group.
+    """
+    hits = np.zeros(len(points))
+    trials = np.zeros(len(points))
+    for halves in _halves(len(points)):
+        for half in halves:
+            outside = np.ones(len(points), bool)
+            outside[half] = False
+            means = group_means(points[half], groups[half], k)
+            distances = ((points[outside, None] - means) ** 2).sum(-1)
+            hits[outside] += distances.argmin(1) == groups[outside]
+            trials[outside] += 1
+    return hits / trials
 
 # %% ../../nbs/09_apps/02_feature_groups.ipynb #def-keep
 def save_groups(

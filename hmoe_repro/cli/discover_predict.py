@@ -65,9 +65,12 @@ _StepsOption = Annotated[
     option("Number of updates. Default: 300 with a frozen network, otherwise 1500.", min=1),
 ]
 _RestartsOption = Annotated[
-    int,
+    int | None,
     option(
-        "Number of trainings of HMOE. The one with the lowest gate entropy is kept.", min=1, max=99
+        "Number of trainings of HMOE. The one with the lowest gate entropy is kept. Default: 3, or "
+        "1 with --groups.",
+        min=1,
+        max=99,
     ),
 ]
 _NetworkOption = Annotated[
@@ -103,6 +106,9 @@ def discover_command(
     names: Annotated[
         str | None, option("Names of the groups, the largest first: art,photo.")
     ] = None,
+    groups: Annotated[
+        str | None, option("Take the groups from this corrected table instead of finding them.")
+    ] = None,
     sort_into: Annotated[
         str | None, option("Copy the images into this new folder, by group.")
     ] = None,
@@ -113,7 +119,7 @@ def discover_command(
         str | None, option("Hold out this domain, not a fifth of each class.")
     ] = None,
     steps: _StepsOption = None,
-    restarts: _RestartsOption = 3,
+    restarts: _RestartsOption = None,
     seed: options.SeedOption = 0,
     network: _NetworkOption = None,
     resolution: _ResolutionOption = None,
@@ -128,6 +134,7 @@ def discover_command(
     Example:
         hmoe discover path/to/my_images
         hmoe discover path/to/my_images --names art,photo --sort-into by_group
+        hmoe discover path/to/my_images --groups corrected.csv
     """
     if not CONFIG.quiet:
         print(f"reading {folder} ...", file=sys.stderr, flush=True)
@@ -152,6 +159,7 @@ def discover_command(
         skip_unreadable=skip_unreadable,
         hparams=options.parse_settings(set_),
         classes=not no_classes,
+        groups=groups,
     )
     table_file = _write_findings(findings, folder, output)
     if sort_into:

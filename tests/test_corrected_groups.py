@@ -1,0 +1,360 @@
+"""Groups that a user corrects in a table: what is read, what is refused, and what is trained."""
+
+import csv
+import io
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from hmoe_repro.apps.discover import (
+    discover,
+    findings_verdict,
+    found_domains,
+    groups_csv,
+    report_html,
+    summarise_findings,
+)
+from hmoe_repro.apps.feature_groups import centre_confidence, group_means
+from hmoe_repro.apps.own_images import (
+    HELD_OUT,
+    discover_config,
+    group_name_fault,
+    moved_images,
+    read_corrected_groups,
+    read_pool,
+    split_pool,
+    write_corrected_groups,
+)
+from hmoe_repro.apps.predict import load
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.training.store import RunStore
+
+pytestmark = pytest.mark.usefixtures("own_names")
+FILES = ["a/1.png", "a/2.png", "b/ü, 3.png", "b/4.png", "b/=5.png"]
+FOUND = ["group 1", "group 1", "group 1", "group 2", "group 2"]
+SMALL = {"network": "image_cnn", "steps": 3, "resolution": 24, "device": "cpu"}
+SMALL["hparams"] = {"batch_size": 4}
+
+
+def table_of(groups, found=FOUND):
+    "A table of groups as `discover` writes it."
+    frame = {"file": FILES, "group": groups, "confidence": "0.9000", "found": found}
+    return pd.DataFrame(frame)
+
+
+def written(folder, frame):
+    write_corrected_groups(folder / "groups.csv", frame)
+    return folder / "groups.csv"
+
+
+# Reading and writing
+
+
+@pytest.mark.parametrize(
+    "groups, moved",
+    [
+        (FOUND, 0),
+        (["art", "art", "art", "group 2", "group 2"], 0),  # renamed
+        (["group 2", "group 2", "group 2", "x", "x"], 0),  # renamed to another's name
+        (["group 1", "group 1", "new", "group 2", "group 2"], 1),  # a group is split
+        (["group 1", "group 2", "group 1", "group 2", "group 2"], 1),  # an image is moved
+        (["all", "all", "all", "all", "rest"], 1),  # groups are merged, and an image is left
+    ],
+)
+def test_what_is_written_is_read_again(tmp_path, groups, moved):
+    frame = table_of(groups)
+    table = read_corrected_groups(written(tmp_path, frame), FILES)
+    pd.testing.assert_frame_equal(table, frame, check_dtype=False)
+    assert moved_images(table.group, table.found) == (moved, 5)
+    again = read_corrected_groups(written(tmp_path, table), FILES)
+    pd.testing.assert_frame_equal(again, table)
+
+
+def test_moved_images_are_counted_only_where_the_found_group_is_known():
+    groups = pd.Series(["a", "a", "b", "b"])
+    assert moved_images(groups, pd.Series(["", "", "", ""])) is None
+    assert moved_images(groups, pd.Series(["1", "", "", "1"])) == (1, 2)
+
+
+def spreadsheet(separator=",", end="\r\n", start="", order=(0, 1), rows=slice(None, None, -1)):
+    "The table as a spreadsheet writes it, its rows in another order."
+    cells = [(file, "art" if i < 2 else "photo") for i, file in enumerate(FILES)][rows]
+    text = io.StringIO()
+    writer = csv.writer(text, delimiter=separator, lineterminator=end)
+    writer.writerow([("File ", "GROUP")[k] for k in order])
+    writer.writerows([[row[k] for k in order] for row in cells])
+    return start + text.getvalue()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        spreadsheet().encode(),
+        spreadsheet(start="\ufeff").encode(),
+        spreadsheet(separator=";").encode(),
+        spreadsheet(separator="\t", start="\ufeff").encode("utf-16-le"),
+        spreadsheet(end="\n").encode(),
+        spreadsheet(end="\r").encode(),
+        spreadsheet(order=(1, 0)).encode(),
+        (spreadsheet() + "\r\n,,\r\n").encode(),
+        spreadsheet().replace("a/1.png", "a\\1.png").encode(),
+        spreadsheet().replace("ü", "u\u0308").encode(),
+        spreadsheet().replace("b/=5", " b/=5").encode(),
+        spreadsheet().replace("art", " art ").encode(),
+    ],
+)
+def test_tables_are_read_as_spreadsheets_write_them(tmp_path, content):
+    (tmp_path / "edited.csv").write_bytes(content)
+    table = read_corrected_groups(tmp_path / "edited.csv", FILES)
+    assert table.file.tolist() == FILES
+    assert table.group.tolist() == ["art"] * 2 + ["photo"] * 3
+    assert table.found.tolist() == [""] * 5
+
+
+def test_text_that_a_spreadsheet_would_compute_survives(tmp_path):
+    files = ["=1.png", "'=2.png", "3.png"]
+    frame = pd.DataFrame({"file": files, "group": ["-b", "-b", "+c"], "found": ["", "@d", ""]})
+    path = written(tmp_path, frame)
+    assert "'=1.png,'-b" in path.read_text()
+    pd.testing.assert_frame_equal(read_corrected_groups(path, files), frame, check_dtype=False)
+
+
+def test_images_without_a_group_to_read_may_be_listed(tmp_path):
+    frame = table_of(FOUND)
+    table = read_corrected_groups(written(tmp_path, frame), FILES[1:], FILES[:1])
+    assert table.file.tolist() == FILES[1:]
+
+
+@pytest.mark.parametrize(
+    "old, new, place, said",
+    [
+        ("b/4.png,group 2", "b/9.png,group 2", "line 5", "no image 'b/9.png'"),
+        ("b/4.png,group 2", "a/2.png,group 2", "line 5", "also in line 3"),
+        ("b/4.png,group 2", "b/4.png, ", "line 5", "empty"),
+        ("b/4.png,group 2", "b/4.png,../x", "line 5", "slash"),
+        ("b/4.png,group 2", "b/4.png,..", "line 5", "meaning of its own"),
+        ("b/4.png,group 2", f"b/4.png,{HELD_OUT}", "line 5", "meaning of its own"),
+        ("b/4.png,group 2", f"b/4.png,{'x' * 101}", "line 5", "100 characters"),
+        ("b/4.png,group 2", "b/4.png,gr\udcfcn", "line 5", "UTF-8"),
+        ("b/4.png,group 2", "b/4.png,group 2,1,2,3,4", "line 5", "6 cells"),
+        ("b/4.png,group 2", 'b/4.png,"a\nb"', "line 6", "cannot be shown"),
+        ("b/4.png,group 2", "b/4.png,Group 1", "edited.csv", "differ only in case"),
+        ("b/4.png,group 2\n", "", "edited.csv", "no line for 1 image: b/4.png"),
+        ("file,group", "file,groups", "edited.csv", "0 columns with the name group"),
+        ("file,group", "file,file", "edited.csv", "2 columns with the name file"),
+    ],
+)
+def test_a_wrong_table_is_refused_with_the_line(tmp_path, old, new, place, said):
+    text = "file,group\n" + "".join(f'"{f}",{g}\n' for f, g in zip(FILES, FOUND))
+    text = text.replace('"b/4.png"', "b/4.png")
+    assert old in text
+    content = text.replace(old, new).encode("utf-8", "surrogateescape")
+    (tmp_path / "edited.csv").write_bytes(content)
+    with pytest.raises(HmoeError) as caught:
+        read_corrected_groups(tmp_path / "edited.csv", FILES)
+    assert place in str(caught.value)
+    assert said in str(caught.value)
+    assert "Fix:" in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n", b"\xff\xfe\x00", b"file;group"])
+def test_an_empty_table_is_refused(tmp_path, content):
+    (tmp_path / "edited.csv").write_bytes(content)
+    with pytest.raises(HmoeError):
+        read_corrected_groups(tmp_path / "edited.csv", FILES)
+    with pytest.raises(HmoeError):
+        read_corrected_groups(tmp_path / "missing.csv", FILES)
+
+
+def test_names_that_people_write_are_valid():
+    for name in ("Füße 日本", "1990s", "black & white", "a.b", "smile 👩‍👩‍👧", "no\xa0break"):
+        assert group_name_fault(name) == ""
+
+
+# Confidence
+
+
+def test_means_and_confidence_of_given_groups():
+    points = np.array([[0.0, 0], [0, 2], [10, 0], [10, 2]])
+    groups = np.array([0, 0, 2, 2])
+    means = group_means(points, groups, 3)
+    assert means[[0, 2]].tolist() == [[0, 1], [10, 1]]
+    assert np.isinf(means[1]).all()
+    far = np.repeat([[0.0, 0], [10, 0]], 20, axis=0) + np.linspace(0, 1, 80).reshape(40, 2)
+    given = np.repeat([0, 1], 20)
+    given[0] = 1  # this one is among the others
+    confidence = centre_confidence(far, given, 2)
+    assert confidence[0] == 0
+    assert (confidence[1:] == 1).all()
+
+
+# Training
+
+
+def fill(root, count=12):
+    "Pictures of noise of two classes in two shades, whose files do not say which."
+    draw = np.random.default_rng(0)
+    for c in ("one", "two"):
+        (root / c).mkdir(parents=True)
+        for i in range(2 * count):
+            low = 150 * (i % 2)
+            pixels = draw.integers(low, low + 100, (20, 30, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(root / c / f"{i:02d}.png")
+    return root
+
+
+def shades(files):
+    "The shade of each file of `fill`."
+    return ["bright" if int(file[-6:-4]) % 2 else "dark" for file in files]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, own_names_of_file):
+    "A folder, groups that were found in it, and its corrected groups with a model."
+    place = tmp_path_factory.mktemp("corrected")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HMOE_CACHE", str(place / "cache"))
+        folder = fill(place / "mixed")
+        store = RunStore(place / "runs")
+        found = discover(folder, experts=2, restarts=1, store=store, **SMALL)
+        (place / "groups.csv").write_bytes(groups_csv(found))
+        table = read_corrected_groups(place / "groups.csv", list(found.images.file))
+        table["group"] = shades(table.file)
+        write_corrected_groups(place / "edited.csv", table)
+        corrected = discover(folder, groups=place / "edited.csv", store=store, **SMALL)
+        yield {
+            "at": place,
+            "folder": folder,
+            "store": store,
+            "found": found,
+            "corrected": corrected,
+        }
+
+
+def test_the_table_of_found_groups_remembers_what_was_found(place):
+    found = place["found"]
+    table = pd.read_csv(place["at"] / "groups.csv")
+    assert table.group.tolist() == table.found.tolist()
+    assert table.group.tolist() == found.images.sort_values("file").group.tolist()
+
+
+def test_corrected_groups_are_the_groups(place):
+    findings = place["corrected"]
+    images = findings.images
+    assert images.group.tolist() == shades(images.file)
+    found = place["found"].images.set_index("file").group
+    assert images.found.tolist() == found[images.file].tolist()
+    moved, known = findings.correction.moved
+    assert known == len(images) == 48
+    usual = pd.crosstab(images.found, images.group).max(axis=1).sum()
+    assert moved == 48 - usual
+    rows = pd.read_csv(io.BytesIO(groups_csv(findings)))
+    assert rows.group.tolist() == shades(rows.file)
+    summary = summarise_findings(findings)
+    assert found_domains(summary)
+    assert summary["groups"] == {"bright": 0.5, "dark": 0.5}
+    assert f"{moved} of 48" in findings_verdict(summary)
+    page = report_html(findings, place["folder"])
+    assert "bright" in page
+    assert "group 1" not in findings_verdict(summary)
+
+
+def test_a_model_is_trained_with_the_groups_as_domains(place):
+    findings = place["corrected"]
+    record = findings.record
+    assert record["config"]["algorithm"] == "HMOE-DL"
+    assert record["config"]["test_domains"] == [HELD_OUT]
+    assert record["config"]["hparams"]["lambda_d"] == 1
+    model = load(record["run_id"], store=place["store"])
+    assert model.domain_names == ["bright", "dark"]
+    assert model.group_names == ["bright", "dark"]
+    files = list(findings.images.file)[:3]
+    predicted = model.predict([place["folder"] / file for file in files])
+    assert predicted.nearest_domain.tolist() == findings.images.expert.tolist()[:3]
+    gate = findings.images.gate_value[:3]
+    assert np.allclose(predicted.gate_value, gate, atol=1e-5)
+
+
+def test_the_held_out_images_are_those_of_the_first_run(place):
+    first, second = place["found"], place["corrected"]
+    assert sorted(first.held_out.file) == sorted(second.held_out.file)
+    counts = second.images.part.value_counts()
+    assert counts[HELD_OUT] == 8
+    assert counts["validation"] == sum(
+        size // 5
+        for size in second.images[second.images.part != HELD_OUT].group.value_counts().tolist()
+    )
+
+
+def test_the_id_depends_on_the_groups_and_not_on_the_table(place, tmp_path):
+    folder = place["folder"]
+    files = list(read_pool(folder).images.file)
+    options = {name: SMALL[name] for name in ("network", "steps", "resolution", "hparams")}
+    groups = dict(zip(files, shades(files)))
+    run_id = place["corrected"].record["run_id"]
+    assert discover_config(folder, groups=groups, **options).run_id == run_id
+    backwards = dict(reversed(groups.items()))
+    assert discover_config(folder, groups=backwards, **options).run_id == run_id
+    for other in (
+        groups | {files[0]: "bright"},
+        {file: name.upper() for file, name in groups.items()},
+    ):
+        assert discover_config(folder, groups=other, **options).run_id != run_id
+
+
+def test_the_same_table_again_trains_nothing(place):
+    weights = sorted((place["at"] / "runs").rglob("*.safetensors"))
+    before = [path.stat().st_mtime_ns for path in weights if path.name != "groups.safetensors"]
+    again = discover(
+        place["folder"], groups=place["at"] / "edited.csv", store=place["store"], **SMALL
+    )
+    after = [path.stat().st_mtime_ns for path in weights if path.name != "groups.safetensors"]
+    assert before == after
+    assert again.record["run_id"] == place["corrected"].record["run_id"]
+    pd.testing.assert_frame_equal(again.images, place["corrected"].images)
+
+
+def test_one_group_is_read_but_not_trained_on(place):
+    files = list(place["found"].images.file)
+    single = pd.DataFrame({"file": files, "group": "one"})
+    write_corrected_groups(place["at"] / "single.csv", single)
+    assert set(read_corrected_groups(place["at"] / "single.csv", files).group) == {"one"}
+    with pytest.raises(HmoeError, match="one group"):
+        discover(place["folder"], groups=place["at"] / "single.csv", **SMALL)
+
+
+@pytest.mark.parametrize(
+    "options, said", [({"experts": 3}, "experts"), ({"names": ["a", "b"]}, "names")]
+)
+def test_what_the_table_says_cannot_be_said_again(place, options, said):
+    with pytest.raises(HmoeError, match=f"leave out {said}"):
+        discover(place["folder"], groups=place["at"] / "edited.csv", **options, **SMALL)
+
+
+def test_a_group_needs_images_to_train_on(place, tmp_path):
+    pool = read_pool(place["folder"])
+    files = list(pool.images.file)
+    groups = dict.fromkeys(files, "most") | dict.fromkeys(files[:2], "few")
+    with pytest.raises(HmoeError, match="the group 'few' has [012] image"):
+        split_pool(pool, groups=groups)
+    del groups[files[-1]]
+    with pytest.raises(HmoeError, match=re.escape(f"1 image of mixed have no group: {files[-1]}")):
+        split_pool(pool, groups=groups)
+
+
+def test_labels_score_corrected_groups(place, tmp_path):
+    files = list(read_pool(place["folder"]).images.file)
+    origins = pd.DataFrame({"file": files, "domain": shades(files)})
+    origins.to_csv(tmp_path / "origins.csv", index=False)
+    findings = discover(
+        place["folder"],
+        tmp_path / "origins.csv",
+        groups=place["at"] / "edited.csv",
+        store=place["store"],
+        **SMALL,
+    )
+    assert findings.record["run_id"] == place["corrected"].record["run_id"]
+    assert summarise_findings(findings)["nmi_domain"] == pytest.approx(1)
