@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['THUMBNAIL_SIDE', 'PICTURE_SIDE', 'CACHE_BYTES', 'PAGE', 'TABLE', 'MAX_CONNECTIONS', 'REQUEST_SECONDS', 'Refusal',
-           'Pictures', 'check_groups', 'GroupFile', 'train_from_stdin', 'Training', 'GroupServer', 'correct_groups']
+           'Pictures', 'check_groups', 'GroupFile', 'train_from_stdin', 'Training', 'GroupServer', 'has_corrections',
+           'correct_groups']
 
 # %% ../../nbs/09_apps/12_correct_groups.ipynb #imports
 import contextlib
@@ -226,6 +227,9 @@ class GroupFile:
     def __init__(self, folder, path):
         self.folder = expanded(folder).absolute()
         self.path = expanded(path).absolute()
+        if not self.path.exists():
+            cause = f"there is no {self.path.name} in {self.path.parent}."
+            raise HmoeError(cause, fix="write it by `hmoe discover`.")
         self.lock = threading.RLock()
         self.version = 0
         self.files: list[str] = []  # paths of the images below the folder
@@ -447,7 +451,7 @@ class Training:
         )
         assert process.stdin is not None
         with process.stdin as stdin:
-            stdin.write(json.dumps(task))
+            stdin.write(json.dumps(task, default=str))
         return process
 
     def _watch(self, process: subprocess.Popen, folder: Path, version: int):
@@ -862,9 +866,32 @@ class GroupServer(ThreadingHTTPServer):
             self.server_close()
 
 # %% ../../nbs/09_apps/12_correct_groups.ipynb #def-correct-groups
+_IN_TABLE = ("names", "experts", "groups")  # arguments of `discover` that the table replaces
+
+
+@public(folder=Place, output=Place)
+def has_corrections(folder, output) -> bool:
+    """Return whether `groups.csv` in a folder has corrected groups of the images of `folder`.
+
+    Args:
+        folder: the folder of images.
+        output: folder of `groups.csv`.
+
+    Raises:
+        HmoeError: if it has, and cannot be read.
+    """
+    path = expanded(output) / TABLE
+    return path.exists() and GroupFile(folder, path).is_corrected
+
+
 @public(folder=Place, output=Place, findings=Findings | None)
 def correct_groups(
-    folder, output, findings=None, page: str = PAGE, open_page: bool = False, **settings
+    folder,
+    output,
+    findings=None,
+    page: str = PAGE,
+    open_page: bool = False,
+    **settings,
 ) -> pd.DataFrame:
     """Serve a page on which the groups of a folder are corrected, until *Done* or Ctrl-C.
 
@@ -893,6 +920,7 @@ def correct_groups(
         output.mkdir(parents=True, exist_ok=True)
         write_atomic(output / page, report_html(findings, folder))
         write_atomic(output / TABLE, groups_csv(findings))
+    settings = {name: value for name, value in settings.items() if name not in _IN_TABLE}
     if isinstance(settings.get("store"), RunStore):
         settings["store"] = str(settings["store"].folder)
     server = GroupServer(folder, output, settings, page)

@@ -50,6 +50,38 @@ def _write_findings(findings, folder, output: str) -> str:
     _print_skipped(findings.unreadable)
     return table_file
 
+
+def _keeps_corrections(folder: str, output: str) -> bool:
+    """Return whether the table of the output folder is corrected, and say that it is kept.
+
+    Args:
+        folder: the folder of images.
+        output: file of the page.
+    """
+    from hmoe_repro.apps.correct_groups import TABLE, has_corrections
+
+    table_folder = os.path.dirname(output)
+    if not has_corrections(folder, table_folder):
+        return False
+    table_file = path_from_here(os.path.join(table_folder, TABLE))
+    say(f"{table_file} has corrected groups, which are shown; without it new ones are found")
+    return True
+
+
+def _serve(folder: str, output: str, open_page: bool, settings: dict):
+    """Serve the page on which groups are corrected.
+
+    Args:
+        folder: the folder of images.
+        output: file of the page of `discover`.
+        open_page: whether to open the page in the browser.
+        settings: arguments of `discover` for trainings.
+    """
+    from hmoe_repro.apps.correct_groups import correct_groups
+
+    table_folder, page = os.path.split(output)
+    correct_groups(folder, table_folder, page=page, open_page=open_page, **settings)
+
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #discover-options
 _ExpertsOption = Annotated[
     int | None,
@@ -126,6 +158,12 @@ def discover_command(
     skip_unreadable: options.SkipUnreadableOption = True,
     set_: options.SettingsOption = None,
     device: options.DeviceOption = "auto",
+    serve: Annotated[
+        bool, option("Then serve a local page on which the groups are corrected.", "--serve")
+    ] = False,
+    open_: Annotated[
+        bool, option("With --serve: open it in the browser.", "--open")
+    ] = False,
 ):
     """Group the images of a folder by style, and write a page about them.
 
@@ -135,6 +173,7 @@ def discover_command(
         hmoe discover path/to/my_images
         hmoe discover path/to/my_images --names art,photo --sort-into by_group
         hmoe discover path/to/my_images --groups corrected.csv
+        hmoe discover path/to/my_images --serve --open
     """
     if not CONFIG.quiet:
         print(f"reading {folder} ...", file=sys.stderr, flush=True)
@@ -143,29 +182,35 @@ def discover_command(
 
     if sort_into:
         own_images.sort_target(folder, sort_into)
-    findings = app.discover(
-        folder,
-        labels,
-        device,
-        names=names.split(",") if names else None,
-        steps=steps,
-        resolution=resolution,
-        network=network,
-        seed=seed,
-        method=method,
-        test_domain=test_domain,
-        experts=experts,
-        restarts=restarts,
-        skip_unreadable=skip_unreadable,
-        hparams=options.parse_settings(set_),
-        classes=not no_classes,
-        groups=groups,
-    )
-    table_file = _write_findings(findings, folder, output)
-    if sort_into:
-        own_images.sort_into(findings.images, folder, sort_into, links)
-        print_written(sort_into)
-    print_written(table_file, output)
+    settings = {
+        "labels": labels,
+        "device": device,
+        "steps": steps,
+        "resolution": resolution,
+        "network": network,
+        "seed": seed,
+        "method": method,
+        "test_domain": test_domain,
+        "restarts": restarts,
+        "skip_unreadable": skip_unreadable,
+        "hparams": options.parse_settings(set_),
+        "classes": not no_classes,
+    }
+    if not (serve and groups is None and _keeps_corrections(folder, output)):
+        findings = app.discover(
+            folder,
+            names=names.split(",") if names else None,
+            experts=experts,
+            groups=groups,
+            **settings,
+        )
+        table_file = _write_findings(findings, folder, output)
+        if sort_into:
+            own_images.sort_into(findings.images, folder, sort_into, links)
+            print_written(sort_into)
+        print_written(table_file, output)
+    if serve:
+        _serve(folder, output, open_, settings)
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-predict
 def predict_command(

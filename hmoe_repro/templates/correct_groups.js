@@ -246,7 +246,8 @@ function markSelected() {
   $("chosen").hidden = !selected.size;
   $("chosen-count").textContent = `${plural(selected.size, "picture")} selected`;
   const chosen = $("target").value;
-  options($("target"), [], null);
+  const from = new Set([...selected].map(i => groupOf[i]));
+  options($("target"), [], from.size === 1 ? [...from][0] : null);
   $("target").append(element("option", {value: NEW}, "a new group"));
   if ([...$("target").options].some(option => option.value === chosen)) $("target").value = chosen;
 }
