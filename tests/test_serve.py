@@ -359,7 +359,7 @@ def test_names_of_folders_and_files_are_no_markup(server):
 
 def test_the_report_is_served_without_scripts(server, place):
     assert ask(server, "report")[0] == 404
-    (place[1] / "report.html").write_text("<script>alert(1)</script>")
+    (place[1] / "index.html").write_text("<script>alert(1)</script>")
     status, headers, body = ask(server, "report")
     assert status == 200
     assert body == b"<script>alert(1)</script>"
@@ -761,7 +761,7 @@ def test_a_client_that_sends_a_byte_now_and_then_is_cut_off_too(place):
         content = request(server, "GET /TOKEN/images HTTP/1.1")
         began = time.monotonic()
         with socket.create_connection(("127.0.0.1", server.server_port), timeout=10) as connection:
-            with pytest.raises(OSError):  # the server has closed the connection
+            with pytest.raises(ConnectionError):  # the server has closed the connection
                 for byte in content:
                     connection.sendall(bytes([byte]))
                     time.sleep(0.2)
@@ -854,13 +854,14 @@ def test_done_ends_the_server_and_keeps_what_was_saved(place):
     thread.join(10)
     assert not thread.is_alive()
     server.close()
-    with pytest.raises(OSError):
+    with pytest.raises(ConnectionError):
         ask(server, "images")
     assert {row["group"] for row in saved_rows(place[1])} == {"kept", "two"}
 
 
 def test_ctrl_c_ends_it_and_what_was_saved_is_kept(place):
-    code = "import sys; from hmoe_repro.apps.correct_groups import correct_groups as c; c(*sys.argv[1:])"
+    code = "import sys; from hmoe_repro.apps.correct_groups import correct_groups as serve; "
+    code += "serve(*sys.argv[1:])"
     process = subprocess.Popen(
         [sys.executable, "-c", code, *map(str, place)],
         stdout=subprocess.PIPE,
@@ -898,7 +899,8 @@ def fake_child(body):
 TRAINED = """
 table = pathlib.Path(task['groups']).read_text()
 (out / 'groups.csv').write_text(table.replace('0.9000', '0.7000'))
-(out / 'report.html').write_text('new page')
+(out / 'index.html').write_text('new page')
+(out / '.hmoe-discover.json').write_text('{}')
 (out / 'result.json').write_text(json.dumps({'run_id': 'hmoe-dl-000000000000'}))
 """
 
@@ -931,7 +933,7 @@ def until(server, *states):
 
 def test_a_training_replaces_page_and_table(server, place, trainer):
     trainer("print('training <b>HMOE</b> ...')\n" + TRAINED)
-    (place[1] / "report.html").write_text("old page")
+    (place[1] / "index.html").write_text("old page")
     groups = groups_of(listing(server), {"one": "mine"})
     assert ask(server, "save", {"version": 1, "groups": groups})[0] == 200
     assert until(server, "none")["lines"] == []
@@ -943,7 +945,7 @@ def test_a_training_replaces_page_and_table(server, place, trainer):
     assert {row["group"] for row in saved_rows(place[1])} == {"mine", "two"}
     assert {row["confidence"] for row in saved_rows(place[1])} == {"0.1000", "0.7000"}
     assert listing(server)["version"] == status["version"] == 3
-    assert not list(place[1].glob(".*"))
+    assert [path.name for path in place[1].glob(".*")] == [".hmoe-discover.json"]
 
 
 def test_a_save_during_a_training_is_kept(server, place, trainer):
@@ -971,14 +973,14 @@ FAILURES = {
 @pytest.mark.parametrize("failure", FAILURES)
 def test_a_training_that_fails_leaves_everything(server, place, trainer, failure):
     trainer(FAILURES[failure])
-    (place[1] / "report.html").write_text("old page")
+    (place[1] / "index.html").write_text("old page")
     content = (place[1] / "groups.csv").read_bytes()
     assert ask(server, "train", {})[0] == 202
     status = until(server, "done", "failed")
     assert status["state"] == "failed"
     assert status["lines"]
     assert (place[1] / "groups.csv").read_bytes() == content
-    assert (place[1] / "report.html").read_text() == "old page"
+    assert (place[1] / "index.html").read_text() == "old page"
     assert not list(place[1].glob(".*"))
     assert ask(server, "save", {"version": 1, "groups": groups_of(listing(server))})[0] == 200
 

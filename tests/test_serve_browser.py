@@ -54,7 +54,7 @@ def begin(place):
 def served(folder, output):
     "The address of the page that the command serves."
     command = [sys.executable, "-m", "hmoe_repro", "discover", str(folder), "--serve"]
-    command += ["--output", str(output / "report.html"), *SMALL]
+    command += ["--output", str(output), *SMALL]
     place = folder.parent
     variables = {"HMOE_RUNS": str(place / "runs"), "HMOE_CACHE": str(place / "cache")}
     process = subprocess.Popen(

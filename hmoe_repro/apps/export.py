@@ -209,6 +209,7 @@ def export_config(model: TrainedModel, mode: str) -> dict:
         "classes": model.class_names,
         "experts": model.expert_names,
         "groups": model.group_names or model.expert_names,
+        "grouped_by_features": model.grouping is not None,
         "weights": model.weights,
         "mode": mode,
         "input": {

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['COMPONENTS', 'STARTS', 'SURE', 'ABOVE', 'EACH', 'HALVINGS', 'MAX_IMAGES', 'FeatureGroups', 'feature_space',
-           'group_confidence', 'stability_table', 'number_of_groups', 'group_means', 'centre_confidence', 'save_groups',
-           'read_groups']
+           'pair_agreement', 'pairs_by_chance', 'shared_pairs', 'group_confidence', 'stability_table',
+           'number_of_groups', 'group_means', 'centre_confidence', 'save_groups', 'read_groups']
 
 # %% ../../nbs/09_apps/02_feature_groups.ipynb #imports
 import json
@@ -104,6 +104,55 @@ def feature_space(features, classes, num_classes: int | None = None) -> FeatureG
     pca = PCA(amount, svd_solver="covariance_eigh").fit(residual)
     return FeatureGroups(means, np.asarray(pca.components_), np.zeros((1, amount)))
 
+# %% ../../nbs/09_apps/02_feature_groups.ipynb #def-pairs
+def _pair_counts(first, second) -> tuple[int, int, int, int]:
+    """Count pairs of images: together in both groupings, in the first, in the second, and all."""
+    from sklearn.metrics.cluster import pair_confusion_matrix
+
+    (apart, only_second), (only_first, both) = pair_confusion_matrix(first, second).tolist()
+    return both, both + only_first, both + only_second, apart + only_first + only_second + both
+
+
+def pair_agreement(first, second) -> float:
+    """Compute which fraction of pairs stays together from one grouping to another.
+
+    A pair is two images of one group. The fraction of the first grouping's pairs that are together
+    in the second, and the reverse, are averaged. A grouping without pairs has the fraction 0.
+
+    Args:
+        first: group of each image (n,).
+        second: group of each image in the other grouping (n,).
+
+    >>> round(pair_agreement([0, 0, 0, 1], [0, 0, 1, 1]), 3)  # (1/3 + 1/2) / 2
+    0.417
+    """
+    both, of_first, of_second, _ = _pair_counts(first, second)
+    return (both / max(of_first, 1) + both / max(of_second, 1)) / 2
+
+
+def pairs_by_chance(first, second) -> float:
+    """Compute the `pair_agreement` to be expected of two independent groupings of these sizes.
+
+    >>> round(pairs_by_chance([0, 0, 0, 1], [0, 0, 1, 1]), 3)  # (3/6 + 2/6) / 2
+    0.417
+    """
+    _, of_first, of_second, total = _pair_counts(first, second)
+    return (of_first + of_second) / max(2 * total, 1)
+
+
+def shared_pairs(groups, labels) -> tuple[float, float]:
+    """Compute how often two images of one group have the same label, and any two images.
+
+    Args:
+        groups: group of each image (n,).
+        labels: label of each image (n,).
+
+    >>> shared_pairs([0, 0, 1, 1], ["a", "a", "b", "c"])
+    (0.5, 0.16666666666666666)
+    """
+    both, of_groups, of_labels, total = _pair_counts(groups, labels)
+    return both / max(of_groups, 1), of_labels / max(total, 1)
+
 # %% ../../nbs/09_apps/02_feature_groups.ipynb #def-stability
 SURE, ABOVE = 0.85, 0.15  # least AMI of halves, and its least excess over data without groups
 EACH = 0.9  # mean confidence of each group
@@ -133,6 +182,11 @@ def _halvings(points: np.ndarray, k: int) -> list[tuple[np.ndarray, np.ndarray]]
         by_second = _kmeans(points[second], k, seed).predict(points)
         pairs.append((by_first, by_second))
     return pairs
+
+
+def _mean_pair_agreement(pairs: list) -> float:
+    """Average the `pair_agreement` of the two groupings over halvings."""
+    return float(np.mean([pair_agreement(one, other) for one, other in pairs]))
 
 
 def _stability(pairs: list) -> float:
@@ -187,6 +241,7 @@ def stability_table(points: np.ndarray, most: int = 8) -> pd.DataFrame:
         A row for each number of `groups` from 2 on. `stability` is the AMI of groups by random
         halves, and `without_groups` the same for normal data with equal variances. `weakest_group`
         is the lowest mean confidence of a group, and `reliable` says whether all three suffice.
+        `pairs` and `pairs_without_groups` are the same as the first two, as `pair_agreement`.
 
     Raises:
         HmoeError: for fewer than 20 points.
@@ -199,14 +254,17 @@ def stability_table(points: np.ndarray, most: int = 8) -> pd.DataFrame:
     rows = []
     for k in range(2, min(most, len(points) // 10) + 1):
         pairs = _halvings(points, k)
+        pairs_without_groups = _halvings(without_groups, k)
         groups = _kmeans(points, k).labels_
         assert groups is not None
         confidence = pd.Series(_confidence(pairs, groups, k)).groupby(groups).mean()
         row = {
             "groups": k,
             "stability": _stability(pairs),
-            "without_groups": _stability(_halvings(without_groups, k)),
+            "without_groups": _stability(pairs_without_groups),
             "weakest_group": confidence.min(),
+            "pairs": _mean_pair_agreement(pairs),
+            "pairs_without_groups": _mean_pair_agreement(pairs_without_groups),
         }
         rows.append(row)
     table = pd.DataFrame(rows)

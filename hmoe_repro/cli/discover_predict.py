@@ -6,7 +6,6 @@
 __all__ = ['discover_command', 'predict_command', 'evaluate_command', 'export_command']
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #imports
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -18,69 +17,57 @@ from ..core.errors import plural, printable
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-write-findings
 def _print_skipped(unreadable: list[tuple[str, str]]):
-    """Print the skipped images and the reasons on standard error."""
+    """Print the images that were left out, and the reasons, on standard error."""
     for file, why in unreadable:
-        print(f"skipped: {printable(f'{file} ({why})')}", file=sys.stderr)
+        print(f"left out: {printable(f'{file} ({why})')}", file=sys.stderr)
 
 
-def _write_findings(findings, folder, output: str) -> str:
-    """Write the page and the table of groups, and print the verdict, notes and skipped files.
+def _print_findings(findings):
+    """Print the verdict, the notes, the table of groups and the files that were left out.
 
     Args:
         findings: result of `discover`.
-        folder: the folder of images.
-        output: file of the page. The table is written to the same folder.
-
-    Returns:
-        The path of the table.
     """
     from hmoe_repro.analysis.writers import text_table
     from hmoe_repro.apps import discover as app
-    from hmoe_repro.core.files import write_atomic
 
-    write_atomic(Path(output), app.report_html(findings, folder))
-    table_file = os.path.join(os.path.dirname(output), "groups.csv")
-    write_atomic(Path(table_file), app.groups_csv(findings))
     say(app.findings_verdict(app.summarise_findings(findings)))
     for note in findings.notes:
         if "cannot be read" not in note:  # these files are listed below
             print(f"note: {printable(note)}", file=sys.stderr)
-    say_frame(findings.title, text_table(app.group_table(findings)))
-    say(f"{os.path.basename(output)}: the page; groups.csv: the group of each image")
+    say_frame(findings.title, text_table(app.table_in_words(app.group_table(findings))))
     _print_skipped(findings.unreadable)
-    return table_file
 
 
-def _keeps_corrections(folder: str, output: str) -> bool:
-    """Return whether the table of the output folder is corrected, and say that it is kept.
+def _keeps_corrections(folder: str, output: str | None) -> bool:
+    """Return whether the table of an earlier report is corrected, and say that it is kept.
 
     Args:
         folder: the folder of images.
-        output: file of the page.
+        output: folder of the report, or None for the default.
     """
-    from hmoe_repro.apps.correct_groups import TABLE, has_corrections
+    from hmoe_repro.apps.correct_groups import TABLE_FILE, has_corrections, report_folder
 
-    table_folder = os.path.dirname(output)
-    if not has_corrections(folder, table_folder):
+    if not has_corrections(folder, output):
         return False
-    table_file = path_from_here(os.path.join(table_folder, TABLE))
+    table_file = path_from_here(report_folder(folder, output) / TABLE_FILE)
     say(f"{table_file} has corrected groups, which are shown; without it new ones are found")
     return True
 
 
-def _serve(folder: str, output: str, open_page: bool, settings: dict):
+def _serve(folder: str, output: str | None, open_page: bool, settings: dict):
     """Serve the page on which groups are corrected.
 
     Args:
         folder: the folder of images.
-        output: file of the page of `discover`.
+        output: folder of the report, or None for the default.
         open_page: whether to open the page in the browser.
         settings: arguments of `discover` for trainings.
     """
     from hmoe_repro.apps.correct_groups import correct_groups
 
-    table_folder, page = os.path.split(output)
-    correct_groups(folder, table_folder, page=page, open_page=open_page, **settings)
+    correct_groups(folder, output, open_page=open_page, **settings)
+
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #discover-options
 _ExpertsOption = Annotated[
@@ -125,8 +112,8 @@ _ResolutionOption = Annotated[
 def discover_command(
     folder: Annotated[str, argument("Holds <class>/<image>, <domain>/<class>/<image>, or images.")],
     output: Annotated[
-        str, option("The page to write.", callback=options.writable_file)
-    ] = "report.html",
+        str | None, option("The folder for the page and the table; default: groups_of_<folder>.")
+    ] = None,
     labels: Annotated[
         str | None, option("CSV of file and known domain, to score the groups.")
     ] = None,
@@ -161,18 +148,17 @@ def discover_command(
     serve: Annotated[
         bool, option("Then serve a local page on which the groups are corrected.", "--serve")
     ] = False,
-    open_: Annotated[
-        bool, option("With --serve: open it in the browser.", "--open")
-    ] = False,
+    open_: Annotated[bool, option("With --serve: open it in the browser.", "--open")] = False,
 ):
     """Group the images of a folder by style, and write a page about them.
 
-    It writes one HTML page and `groups.csv`, the group of each image.
+    It writes a folder with the page `index.html` and `groups.csv`, the group of each image. Groups
+    can be corrected in that table, and given back with --groups, or on a local page (--serve).
 
     Example:
         hmoe discover path/to/my_images
         hmoe discover path/to/my_images --names art,photo --sort-into by_group
-        hmoe discover path/to/my_images --groups corrected.csv
+        hmoe discover path/to/my_images --groups groups_of_my_images/groups.csv
         hmoe discover path/to/my_images --serve --open
     """
     if not CONFIG.quiet:
@@ -180,8 +166,6 @@ def discover_command(
     from hmoe_repro.apps import discover as app
     from hmoe_repro.apps import own_images
 
-    if sort_into:
-        own_images.sort_target(folder, sort_into)
     settings = {
         "labels": labels,
         "device": device,
@@ -196,21 +180,30 @@ def discover_command(
         "hparams": options.parse_settings(set_),
         "classes": not no_classes,
     }
-    if not (serve and groups is None and _keeps_corrections(folder, output)):
-        findings = app.discover(
-            folder,
-            names=names.split(",") if names else None,
-            experts=experts,
-            groups=groups,
-            **settings,
-        )
-        table_file = _write_findings(findings, folder, output)
-        if sort_into:
-            own_images.sort_into(findings.images, folder, sort_into, links)
-            print_written(sort_into)
-        print_written(table_file, output)
+    if serve and groups is None and _keeps_corrections(folder, output):
+        _serve(folder, output, open_, settings)
+        return
+    report = app.output_folder(folder, output, groups)
+    if sort_into:
+        own_images.sort_target(folder, sort_into)
+    findings = app.discover(
+        folder,
+        names=names.split(",") if names else None,
+        experts=experts,
+        groups=groups,
+        **settings,
+    )
+    page = app.save_findings(findings, folder, report)
+    _print_findings(findings)
+    if sort_into:
+        own_images.sort_into(findings.images, folder, sort_into, links)
+        print_written(sort_into)
+    print_written(report / app.TABLE_FILE)
+    say("the page, to open in a browser:")
+    print(path_from_here(page), flush=True)
     if serve:
         _serve(folder, output, open_, settings)
+
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-predict
 def predict_command(
