@@ -399,6 +399,26 @@ def test_a_photograph_is_upright(tmp_path):
         assert upright.size == (40, 60)
 
 
+def test_a_large_photograph_is_reduced_like_a_small_one(tmp_path):
+    "Decoding at a fraction of the size changes neither orientation nor content."
+    x = np.linspace(0, 255, 1600)[None] * np.linspace(0, 1, 1200)[:, None]
+    image = Image.fromarray(np.stack([x, 255 - x, x / 2], -1).astype(np.uint8))
+    for orientation in (1, 6):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        image.save(tmp_path / "a.jpg", exif=exif, quality=95)
+        pictures = Pictures(tmp_path, ["a.jpg"])
+        reduced = module._reduced(tmp_path / "a.jpg", THUMBNAIL_SIDE)
+        assert min(reduced.size) >= THUMBNAIL_SIDE
+        assert max(reduced.size) < 500
+        thumbnails = [pictures.thumbnail(0)]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "_reduced", lambda path, side: None)
+            thumbnails.append(Pictures(tmp_path, ["a.jpg"]).thumbnail(0))
+        first, second = (np.asarray(Image.open(io.BytesIO(t))).astype(int) for t in thumbnails)
+        assert np.abs(first - second).mean() < 3
+
+
 NUMBERS = (
     "-1",
     "12",
@@ -482,7 +502,7 @@ def test_thumbnails_in_memory_are_bounded(place):
     pictures = Pictures(place[0], files, limit=3 * size + size // 2)
     decoded = []
     read = pictures._read
-    pictures._read = lambda number, shrink: decoded.append(number) or read(number, shrink)
+    pictures._read = lambda number, *more: decoded.append(number) or read(number, *more)
     for number in (0, 1, 2, 0, 1, 2):
         pictures.thumbnail(number)
     assert decoded == [0, 1, 2]
@@ -743,7 +763,8 @@ def test_a_save_that_fails_says_so_and_keeps_the_table(server, place, monkeypatc
     [
         "GET /",
         "GET /TOKEN/images HTTP/1.1\r\nHost: 127.",
-        "POST /TOKEN/save HTTP/1.1\r\nHost: 127.0.0.1:PORT\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{",
+        "POST /TOKEN/save HTTP/1.1\r\nHost: 127.0.0.1:PORT\r\n"
+        "Content-Type: application/json\r\nContent-Length: 9\r\n\r\n{",
     ],
 )
 def test_a_request_that_does_not_arrive_in_time_has_status_408(place, sent):

@@ -13,6 +13,7 @@ import csv
 import hashlib
 import io
 import json
+import math
 import os
 import secrets
 import shutil
@@ -56,7 +57,7 @@ from hmoe_repro.apps.own_images import (
 from ..core.config import CONFIG
 from ..core.errors import HmoeError, Place, listed, plural, public, system_error
 from ..core.files import expanded, read_bytes, write_atomic
-from ..data.transforms import read_image
+from ..data.transforms import MOST_PIXELS, as_rgb, read_image
 from ..training.store import RunStore
 
 # %% ../../nbs/09_apps/12_correct_groups.ipynb #def-refusal
@@ -86,6 +87,25 @@ def _as_jpeg(image: Image.Image) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=82)
     return buffer.getvalue()
+
+
+def _reduced(path: Path, side: int) -> Image.Image | None:
+    """Decode a JPEG to a half, a quarter or an eighth of its size, which is much faster.
+
+    Args:
+        path: the image.
+        side: number of pixels that the shorter side of the result has at least.
+
+    Returns:
+        The upright image, or None for another format, and for a file that cannot be read.
+    """
+    with contextlib.suppress(Exception), Image.open(path, formats=["JPEG"]) as image:
+        if math.prod(image.size) <= MOST_PIXELS:
+            scale = side / min(image.size)
+            width, height = (math.ceil(scale * length) for length in image.size)
+            image.draft(None, (width, height))
+            return as_rgb(image)
+    return None
 
 
 class Pictures:
@@ -122,12 +142,18 @@ class Pictures:
             raise Refusal(403, "The picture is a link that leads out of the folder.")
         return path
 
-    def _read(self, number: int, shrink) -> bytes:
-        """Decode an image and encode what the function `shrink` makes of it."""
+    def _read(self, number: int, side: int, shrink) -> bytes:
+        """Decode an image and encode what the function `shrink` makes of it.
+
+        Args:
+            number: number of the image.
+            side: number of pixels that its shorter side needs.
+            shrink: function of an image.
+        """
         path = self.path(number)
         with self._decoders:
             try:
-                return _as_jpeg(shrink(read_image(path)))
+                return _as_jpeg(shrink(_reduced(path, side) or read_image(path)))
             except HmoeError as error:
                 raise Refusal(404, str(error)) from None
 
@@ -139,7 +165,7 @@ class Pictures:
             image.thumbnail(size)
             return image
 
-        return self._read(number, shrink)
+        return self._read(number, PICTURE_SIDE, shrink)
 
     def thumbnail(self, number: int) -> bytes:
         """Return the middle of an image, `THUMBNAIL_SIDE` pixels wide and high."""
@@ -148,7 +174,7 @@ class Pictures:
                 self._cache.move_to_end(number)
                 return self._cache[number]
         size = (THUMBNAIL_SIDE, THUMBNAIL_SIDE)
-        content = self._read(number, lambda image: ImageOps.fit(image, size))
+        content = self._read(number, THUMBNAIL_SIDE, lambda image: ImageOps.fit(image, size))
         with self._lock:
             if number not in self._cache:
                 self._cache[number] = content

@@ -68,7 +68,6 @@ def _serve(folder: str, output: str | None, open_page: bool, settings: dict):
 
     correct_groups(folder, output, open_page=open_page, **settings)
 
-
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #discover-options
 _ExpertsOption = Annotated[
     int | None,
@@ -203,7 +202,6 @@ def discover_command(
     print(path_from_here(page), flush=True)
     if serve:
         _serve(folder, output, open_, settings)
-
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-predict
 def predict_command(

@@ -138,13 +138,23 @@ function words(i) {
 }
 
 function makeTile(i) {
-  const picture = element("img", {src: `thumbnail/${i}`, alt: data.files[i], loading: "lazy",
-    decoding: "async", width: 88, height: 88, draggable: "false"});
+  const picture = element("img", {alt: data.files[i], decoding: "async", width: 88, height: 88,
+    draggable: "false"});
   const tile = element("div", {class: "tile", role: "option", "aria-selected": "false",
     tabindex: "-1", draggable: "true", title: words(i)}, picture);
   tile.dataset.number = i;
+  seen.observe(tile);
   return tile;
 }
+
+// Thumbnails are asked for when they are nearly visible. What has scrolled past is asked for no more.
+const seen = new IntersectionObserver(entries => {
+  for (const {target, isIntersecting} of entries) {
+    const picture = target.firstElementChild;
+    if (isIntersecting && !picture.hasAttribute("src")) picture.src = `thumbnail/${target.dataset.number}`;
+    else if (!isIntersecting && !picture.complete) picture.removeAttribute("src");
+  }
+}, {rootMargin: "200px", scrollMargin: "200px"});
 
 function makeColumn(group) {
   const name = element("input", {class: "name", "aria-label": "Name of the group", maxlength: "100",
@@ -407,6 +417,7 @@ function fill(loaded) {
     groups.push({key, name, home: home ? home[0] : null});
     for (const i of images) groupOf[i] = key;
   }
+  seen.disconnect();
   for (const parts of columns.values()) parts.column.remove();
   columns.clear();
   tiles.clear();
