@@ -8,16 +8,26 @@ import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
+from typer.testing import CliRunner
 
 from hmoe_repro.apps.discover import (
     discover,
     findings_verdict,
     found_domains,
     groups_csv,
+    in_words,
+    output_folder,
     report_html,
+    save_findings,
     summarise_findings,
 )
-from hmoe_repro.apps.feature_groups import centre_confidence, group_means
+from hmoe_repro.apps.feature_groups import (
+    centre_confidence,
+    group_means,
+    pair_agreement,
+    pairs_by_chance,
+    shared_pairs,
+)
 from hmoe_repro.apps.own_images import (
     HELD_OUT,
     discover_config,
@@ -29,6 +39,7 @@ from hmoe_repro.apps.own_images import (
     write_corrected_groups,
 )
 from hmoe_repro.apps.predict import load
+from hmoe_repro.cli.app import app
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.training.store import RunStore
 
@@ -358,3 +369,157 @@ def test_labels_score_corrected_groups(place, tmp_path):
     )
     assert findings.record["run_id"] == place["corrected"].record["run_id"]
     assert summarise_findings(findings)["nmi_domain"] == pytest.approx(1)
+
+
+# The folder of a report
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    "An empty current folder, with a folder of images."
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos" / "cats").mkdir(parents=True)
+    return tmp_path
+
+
+def test_the_default_folder_is_never_among_the_images(here, monkeypatch):
+    assert output_folder("photos") == here / "groups_of_photos"
+    monkeypatch.chdir(here / "photos" / "cats")
+    assert output_folder("..") == here / "groups_of_photos"
+    assert output_folder(here / "photos") == here / "groups_of_photos"
+
+
+@pytest.mark.parametrize("output", ["photos", "photos/report", "photos/cats/../x", "link/x"])
+def test_a_folder_among_the_images_is_refused(here, output):
+    (here / "link").symlink_to(here / "photos")
+    with pytest.raises(HmoeError, match="among the images"):
+        output_folder("photos", output)
+    assert not (here / "photos" / "report").exists()
+
+
+def test_the_name_of_a_page_is_refused_with_the_fix(here):
+    for name in ("report.html", "old.HTM"):
+        with pytest.raises(HmoeError, match=f"--output {name[:-4].rstrip('.')}"):
+            output_folder("photos", name)
+    (here / "taken").touch()
+    with pytest.raises(HmoeError, match="name of a file"):
+        output_folder("photos", "taken")
+    assert sorted(path.name for path in here.iterdir()) == ["photos", "taken"]
+
+
+def test_a_report_replaces_only_what_a_report_wrote(place, tmp_path):
+    found, corrected, root = place["found"], place["corrected"], place["folder"]
+    report = output_folder(root, tmp_path / "report")
+    page = save_findings(found, root, report)
+    (report / "notes.txt").write_text("mine")
+    first = page.read_bytes()
+    save_findings(found, root, output_folder(root, report))
+    assert page.read_bytes() == first
+    assert (report / "notes.txt").read_text() == "mine"
+
+    table = report / "groups.csv"
+    table.write_bytes(table.read_bytes().replace(b",group 1,", b",art,"))
+    edited = table.read_bytes()
+    with pytest.raises(HmoeError, match="was edited"):
+        output_folder(root, report)
+    with pytest.raises(HmoeError, match="was edited"):
+        output_folder(root, report, place["at"] / "edited.csv")
+    assert output_folder(root, report, table) == report
+    assert table.read_bytes() == edited
+
+    save_findings(corrected, root, report)
+    with pytest.raises(HmoeError, match="corrected by hand"):
+        output_folder(root, report)
+    assert output_folder(root, report, place["at"] / "edited.csv") == report
+
+
+@pytest.mark.parametrize("name", ["index.html", "groups.csv"])
+@pytest.mark.parametrize("note", [None, "{}", "[1]", "{", '{"index.html": 3}'])
+def test_foreign_files_stay(here, name, note):
+    (here / "report").mkdir()
+    (here / "report" / name).write_text("foreign")
+    if note is not None:
+        (here / "report" / ".hmoe-discover.json").write_text(note)
+    with pytest.raises(HmoeError, match="was not written by"):
+        output_folder("photos", "report")
+    assert (here / "report" / name).read_text() == "foreign"
+
+
+# Pairs
+
+
+def counted_by_hand(first, second):
+    "Pairs together in both, in the first and in the second, each pair looked at."
+    counts = [0, 0, 0, 0]
+    for i in range(len(first)):
+        for k in range(i):
+            a, b = first[i] == first[k], second[i] == second[k]
+            counts = [old + new for old, new in zip(counts, (a and b, a, b, True))]
+    return counts
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_pairs_are_those_that_counting_all_pairs_finds(seed):
+    draw = np.random.default_rng(seed)
+    first, second = draw.integers(0, 2 + seed, 30), draw.integers(0, 4, 30)
+    both, one, other, every = counted_by_hand(first, second)
+    assert pair_agreement(first, second) == pytest.approx((both / one + both / other) / 2)
+    assert pair_agreement(second, first) == pytest.approx(pair_agreement(first, second))
+    assert pairs_by_chance(first, second) == pytest.approx((one + other) / 2 / every)
+    assert shared_pairs(first, second) == pytest.approx((both / one, other / every))
+
+
+def test_pairs_at_the_limits():
+    assert pair_agreement([0, 0, 1, 1], ["b", "b", "a", "a"]) == 1
+    assert pair_agreement([0, 0, 1, 1], [0, 1, 0, 1]) == 0
+    assert pair_agreement([0, 0, 0, 0], [0, 0, 1, 1]) == pytest.approx((2 / 6 + 1) / 2)
+    assert pair_agreement([0, 1, 2], [0, 0, 0]) == 0
+    independent = [[i % 2, i // 2 % 3] for i in range(600)]
+    halves, thirds = zip(*independent)
+    assert pair_agreement(halves, thirds) == pytest.approx(
+        pairs_by_chance(halves, thirds), abs=0.01
+    )
+
+
+def test_fractions_in_words():
+    assert in_words(0.91, 0.62) == ["9 of 10", "6 of 10"]
+    assert in_words(0.91, 0.87) == ["91 of 100", "87 of 100"]
+    assert in_words(0.97, 0.3) == ["97 of 100", "30 of 100"]
+    assert in_words(0.65) == ["7 of 10"]
+    assert in_words(1.0) == ["100 of 100"]
+    assert in_words(0.0) == ["0 of 100"]
+
+
+# The command
+
+
+def test_the_last_line_is_the_page_and_groups_are_given_back(place, here, monkeypatch):
+    monkeypatch.setenv("HMOE_RUNS", str(place["at"] / "runs"))
+    monkeypatch.setenv("HMOE_CACHE", str(place["at"] / "cache"))
+    small = "--network image_cnn --steps 3 --resolution 24 --set batch_size=4 --device cpu".split()
+    folder = str(place["folder"])
+
+    def last_line(*arguments):
+        result = CliRunner().invoke(app, ["discover", folder, *arguments, *small])
+        if result.exception:
+            raise result.exception
+        return result.output.splitlines()[-1]
+
+    page = last_line("--experts", "2", "--restarts", "1")
+    assert page == "groups_of_mixed/index.html"
+    assert (here / page).is_file()
+    table = here / "groups_of_mixed" / "groups.csv"
+    frame = pd.read_csv(table)
+    frame["group"] = shades(frame.file)
+    frame.to_csv(table, index=False, sep=";")
+    again = last_line("--groups", "groups_of_mixed/groups.csv")
+    assert again == page
+    assert "bright" in (here / page).read_text(encoding="utf-8")
+    assert pd.read_csv(table).group.tolist() == frame.group.tolist()
+    run_id = place["corrected"].record["run_id"]
+    assert run_id in (here / page).read_text(encoding="utf-8")
+    last_line("--groups", "groups_of_mixed/groups.csv")  # a second time
+    with pytest.raises(HmoeError, match="corrected by hand"):
+        last_line("--experts", "2", "--restarts", "1")
+    with pytest.raises(HmoeError, match="leave out names"):
+        last_line("--groups", "groups_of_mixed/groups.csv", "--names", "a,b")

@@ -28,6 +28,7 @@ from hmoe_repro.apps.discover import (
     found_domains,
     page_groups,
     summarise_findings,
+    verdict_sentences,
 )
 from hmoe_repro.apps.own_images import (
     HELD_OUT,
@@ -96,15 +97,15 @@ def place(tmp_path_factory, own_names_of_file):
         for name in ("runs", "cache"):
             patch.setenv(f"HMOE_{name.upper()}", str(place / name))
         folder = fill(place / ROOT_NAME)
-        said = hmoe("discover", folder, "--output", place / "report.html", *SMALL)
+        said = hmoe("discover", folder, "--output", place / "report", *SMALL)
         run_ids = {p.parent.name for p in (place / "runs").glob("*/record.json")}
         assert len(run_ids) == 3  # restarts, of which the page names the one that is kept
         (run_id,) = (name for name in run_ids if f"Groups, run {name}" in said)
         yield {
             "folder": folder,
             "said": said,
-            "page": (place / "report.html").read_text(encoding="utf-8"),
-            "report": place / "report.html",
+            "page": (place / "report" / "index.html").read_text(encoding="utf-8"),
+            "report": place / "report" / "index.html",
             "run": run_id,
             "store": RunStore(),
             "at": place,
@@ -255,7 +256,7 @@ def test_names_are_text_and_nothing_comes_from_elsewhere(place):
     assert decode(base64.b64decode(sources[0].partition(",")[2])).size == (72, 72)
 
 
-def test_the_page_says_what_the_run_says(place):
+def test_the_page_says_what_the_run_says(place, found):
     texts = Page(place["page"]).texts
     record = place["store"].find(place["run"])
     for word in (
@@ -265,8 +266,10 @@ def test_the_page_says_what_the_run_says(place):
         "NMI with the known domains",
     ):
         assert word in texts
-    assert verdict_of(place) in texts
-    assert verdict_of(place) in place["said"]
+    sentences = verdict_sentences(summarise_findings(found))
+    assert sentences[0] in texts
+    assert " ".join(sentences[1:]) in [text.strip() for text in texts]
+    assert " ".join(sentences) in place["said"]
 
 
 @pytest.fixture(scope="module")
@@ -279,7 +282,7 @@ def found(place):
 def test_discover_in_python_is_the_command(found, place):
     assert found.record["run_id"] == place["run"]
     assert found.method == "hmoe"
-    rows = list(csv.DictReader((place["at"] / "groups.csv").open(encoding="utf-8")))
+    rows = list(csv.DictReader((place["at"] / "report" / "groups.csv").open(encoding="utf-8")))
     assert [row["file"] for row in rows] == image_files(place["folder"])
     assert [row["group"] for row in rows] == list(found.images.sort_values("file").group)
     for row in rows:
@@ -303,9 +306,9 @@ def test_the_largest_group_is_shown_first_and_empty_ones_in_a_line(found, place)
     assert [len(group["samples"]) for group in groups] == [16, 1]
     page = Page(template("discover_parts.html").module.panels(groups, names[:1]))
     texts = [text.strip() for text in page.texts if text.strip()]
-    assert texts[0].startswith("expert 2: 39 images, 98%")
-    assert "expert 1: 1 image, 2%" in texts
-    assert "".join(texts).endswith("Without any image: expert 0.")
+    assert texts[0].startswith(f"{names[2]}: 39 pictures, 98%")
+    assert f"{names[1]}: 1 picture, 2%" in texts
+    assert "".join(texts).endswith(f"Without any picture: {names[0]}.")
     assert CLASSES[0] + ", predicted" in " ".join(v for n, v in page.attributes if n == "alt")
 
 
@@ -322,7 +325,7 @@ def test_a_table_holds_no_markup_and_its_shades_are_shares_of_a_row():
 
 def test_maps_show_images_not_trained_on_and_no_two_names_share_a_colour(found):
     maps = code_maps(found)
-    assert [m["title"] for m in maps] == ["by group", "by class", "by known domain"]
+    assert [m["title"] for m in maps] == ["by group", "by subject", "by known origin"]
     assert all(len(m["dots"]) == len(found.fresh) and len(m["squares"]) == 3 for m in maps)
     assert set(maps[2]["legend"]) == set(DOMAINS)
     many = pd.Series([f"{i:02d}" for i in range(40)], dtype="category")
@@ -335,9 +338,10 @@ def test_what_can_be_seen_comes_before_the_numbers(place):
         for part in (
             'class="said',
             'class="panel"',
-            "What colour and contrast alone would find",
+            "--groups",
             'class="maps"',
             "<table>",
+            ">For researchers<",
             ">Scores<",
             "Provenance",
         )
@@ -346,35 +350,35 @@ def test_what_can_be_seen_comes_before_the_numbers(place):
     assert "predicting their most frequent class gives 50.0%" in place["page"]
 
 
-def verdict_of(place):
-    return next(
-        t
-        for t in Page(place["page"]).texts
-        if t.startswith("No domains found") or "groups found" in t
-    )
+JARGON = re.compile(r"\b(experts?|gates?|NMI|AMI|ARI|k-means|borderline|t-SNE|entropy|HMOE)\b")
+
+
+def test_what_comes_before_the_researchers_has_no_unexplained_word(place):
+    page = place["page"].split(">For researchers<")[0]
+    texts = " ".join(Page(page[page.index("<body>") :]).texts).replace("lines with", "")
+    first = texts[: texts.index("Are some pictures")]
+    assert len(first) > 300
+    assert not JARGON.search(first)
+    said = place["said"].replace(place["run"], "")
+    printed = said[said.rindex("colour and contrast ...") :]
+    assert place["run"] in place["said"]
+    assert not JARGON.search(printed)
 
 
 def test_the_same_command_again_trains_nothing_and_writes_the_same_page(place):
     before = {
         p: p.stat().st_mtime_ns for p in (place["at"] / "runs").rglob("selected-*.safetensors")
     }
-    hmoe("discover", place["folder"], "--output", place["at"] / "again.html", *SMALL)
-    assert (place["at"] / "again.html").read_text(encoding="utf-8") == place["page"]
+    hmoe("discover", place["folder"], "--output", place["at"] / "again", *SMALL)
+    assert (place["at"] / "again" / "index.html").read_text(encoding="utf-8") == place["page"]
     assert before == {p: p.stat().st_mtime_ns for p in before}
 
 
 def test_a_page_that_cannot_be_written_is_refused_before_training(place, tmp_path):
     before = set((place["at"] / "runs").glob("*/record.json"))
-    with pytest.raises(HmoeError, match="its folder does not exist"):
-        hmoe(
-            "discover",
-            place["folder"],
-            "--output",
-            tmp_path / "no" / "report.html",
-            *SMALL,
-            "--seed",
-            "7",
-        )
+    (tmp_path / "taken").touch()
+    with pytest.raises(HmoeError, match="--output is a folder"):
+        hmoe("discover", place["folder"], "--output", tmp_path / "taken", *SMALL, "--seed", "7")
     assert set((place["at"] / "runs").glob("*/record.json")) == before
 
 
@@ -382,7 +386,8 @@ def summary(share=0.2, used=2, k=3, domain=0.6, of_class=0.1, plain=0.2, again=0
     return {
         "method": "hmoe",
         "agreement": again,
-        "groups": {"expert 2": 0.6, "expert 0": 0.4},
+        "pairs": None if again is None else (0.91, 0.42),
+        "groups": {"group 1": 0.6, "group 2": 0.4},
         "num_experts": k,
         "share_of_log_K": share,
         "gate_entropy": share * np.log(k),
@@ -390,7 +395,9 @@ def summary(share=0.2, used=2, k=3, domain=0.6, of_class=0.1, plain=0.2, again=0
         "experts_used": used,
         "nmi_domain": domain,
         "ari_domain": domain,
+        "same_domain": None if domain is None else (0.83, 0.26),
         "nmi_class": of_class,
+        "same_class": None if of_class is None else (0.61, 0.52),
         "nmi_plain": plain,
         "nmi_plain_domain": None if domain is None else 0.3,
     } | more
@@ -398,55 +405,46 @@ def summary(share=0.2, used=2, k=3, domain=0.6, of_class=0.1, plain=0.2, again=0
 
 FEATURES = {"method": "features", "without_groups": 0.5, "reliable": True, "between": 0.6}
 LESS = {"reliable": False, "weakest_group": 0.4}
+CORRECTED = {"corrected": 40, "moved": (3, 40), "own_group": 0.93, "recognised": 0.71}
 
 
 @pytest.mark.parametrize(
-    "changes, found, said",
+    "changes, found, said, unsaid",
     [
-        (
-            {},
-            True,
-            "2 groups found: expert 2 (60% of the images), expert 0 (40% of the images). Another "
-            "training finds them again, with AMI 0.90. The groups agree with the known domains",
-        ),
-        ({"again": 0.5}, True, "Another training finds part of them again, with AMI 0.50."),
-        ({"again": None}, True, "(40% of the images). The groups agree"),
-        ({"again": 0.49}, False, "No reliable groups: another training"),
-        ({"again": 0.1, "share": 0.95}, False, "No domains found: the gate stayed nearly uniform"),
-        ({"share": 0.95}, False, "No domains found: the gate stayed nearly uniform"),
-        ({"used": 1}, False, "No domains found: (nearly) all images go to one expert"),
-        ({"share": 0.95, "used": 1}, False, "the gate stayed nearly uniform"),
-        ({"domain": None}, True, "No domain is known"),
-        ({"domain": 0.1, "of_class": 0.5}, True, "mostly a partition by class"),
-        (
-            {"plain": 0.69},
-            True,
-            "partition). k-means on colour and contrast alone agrees with the groups",
-        ),
-        ({"plain": 0.7}, True, "groups with NMI 0.70, and with the known domains with NMI 0.30"),
-        ({"plain": 0.7, "domain": None}, True, "mostly those of colour and brightness"),
-        (
-            FEATURES,
-            True,
-            "k-means on halves of the images finds them again (AMI 0.90, against 0.50",
-        ),
-        (FEATURES, True, "HMOE, trained on the same network, finds part of them (AMI 0.60)."),
-        (FEATURES | {"between": 0.9}, True, "finds them (AMI 0.90)."),
-        (FEATURES | {"between": 0.1}, True, "finds others (AMI 0.10)."),
-        (FEATURES | {"used": 1}, True, "HMOE, trained on the same network, finds none"),
-        (FEATURES | LESS | {"again": 0.8}, False, "otherwise (AMI 0.80; from 0.85 on groups count"),
-        (
-            FEATURES | LESS | {"without_groups": 0.8},
-            False,
-            "hardly more than on data without groups",
-        ),
-        (FEATURES | LESS, False, "but one group in 40% of trials only"),
-        ({"of_class": None}, True, "not sorted by class, so a group may be a subject"),
+        ({}, True, ("Two groups: group 1 (60%)", "9 of 10", "4 of 10", "8 of 10"), ("half",)),
+        ({"again": 0.5}, True, ("9 of 10",), ()),
+        ({"again": None}, True, ("once",), ("9 of 10",)),
+        ({"again": 0.49}, False, ("No reliable groups", "9 of 10"), ()),
+        ({"again": 0.1, "share": 0.95}, False, ("No groups",), ("9 of 10",)),
+        ({"share": 0.95}, False, ("No groups", "decide"), ("9 of 10",)),
+        ({"used": 1}, False, ("No groups", "one group"), ("9 of 10",)),
+        ({"share": 0.95, "used": 1}, False, ("decide",), ("one group",)),
+        ({"domain": None}, True, (), ("origin",)),
+        ({"domain": 0.1, "of_class": 0.5}, True, ("mostly the subjects",), ()),
+        ({"same_class": (0.22, 0.2)}, True, ("not follow the subjects",), ()),
+        ({"plain": 0.69}, True, (), ("Colour",)),
+        ({"plain": 0.7, "domain": None}, True, ("Colour",), ()),
+        (FEATURES, True, ("half", "9 of 10", "part of these groups"), ()),
+        (FEATURES | {"between": 0.9}, True, ("the same groups",), ()),
+        (FEATURES | {"between": 0.1}, True, ("other groups",), ()),
+        (FEATURES | {"used": 1}, True, ("no groups.",), ()),
+        (FEATURES | LESS | {"again": 0.8}, False, ("No reliable", "differently"), ()),
+        (FEATURES | LESS | {"without_groups": 0.8}, False, ("accident",), ("differently",)),
+        (FEATURES | LESS, False, ("4 of 10 runs",), ("accident",)),
+        ({"of_class": None}, True, ("may be a subject",), ()),
+        (FEATURES | CORRECTED, True, ("3 of 40", "9 of 10", "7 of 10"), ("half",)),
+        (CORRECTED | {"moved": None}, True, ("by hand", "7 of 10"), ("moved", "9 of 10")),
+        (CORRECTED | {"recognised": None}, True, ("by hand",), ("model",)),
     ],
 )
-def test_the_sentence(changes, found, said):
-    assert said in findings_verdict(summary(**changes))
-    assert found_domains(summary(**changes)) == found
+def test_the_sentence(changes, found, said, unsaid):
+    changed = summary(**changes)
+    verdict = findings_verdict(changed)
+    assert found_domains(changed) == found
+    assert not [part for part in said if part not in verdict], verdict
+    assert not [part for part in unsaid if part in verdict], verdict
+    assert not JARGON.search(verdict)
+    assert all(sentence.endswith(".") for sentence in verdict_sentences(changed))
 
 
 # The table
@@ -483,7 +481,7 @@ def test_predict_needs_neither_classes_nor_the_old_pictures(place, tmp_path):
     for r in rows:
         assert r["class"] in CLASSES
         assert 0.5 <= float(r["probability"]) <= 1
-        assert re.fullmatch(r"expert [012]", r["nearest_domain"])
+        assert re.fullmatch(r"group [123]", r["nearest_domain"])
         assert 1 / 3 <= float(r["gate_value"]) + 1e-4 <= 1.0001
 
 
@@ -504,7 +502,7 @@ def test_unreadable_images_are_named_and_left_out_only_if_asked(place, tmp_path)
     with pytest.raises(HmoeError, match=r"1 of 4 images cannot be read: cut\.png \(truncated"):
         hmoe(*command)
     assert not (tmp_path / "p.csv").exists()
-    assert "skipped: cut.png" in hmoe(*command, "--skip-unreadable")
+    assert "left out: cut.png" in hmoe(*command, "--skip-unreadable")
     assert [r["file"] for r in predictions(tmp_path / "p.csv")] == ["x/0.png", "x/1.png", "x/2.png"]
 
 

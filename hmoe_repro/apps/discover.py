@@ -6,9 +6,9 @@
 __all__ = ['PART_TRAINED', 'PART_VALIDATED', 'UNKNOWN_DOMAIN', 'METHOD_TITLES', 'RELIABLE', 'COLOUR_NMI', 'TABLE_WORDS',
            'BORDERLINE', 'HOW_SURE', 'POLICY', 'PAGE_FILE', 'TABLE_FILE', 'WRITTEN_FILE', 'Correction', 'Findings',
            'pool_images', 'apply_hmoe', 'discover', 'summarise_findings', 'found_domains', 'in_words',
-           'findings_verdict', 'table_in_words', 'group_table', 'count_table', 'groups_of_files', 'groups_csv',
-           'samples', 'category_colours', 'page_groups', 'code_maps', 'report_html', 'default_output', 'output_folder',
-           'save_findings']
+           'verdict_sentences', 'findings_verdict', 'table_in_words', 'group_table', 'count_table', 'groups_of_files',
+           'groups_csv', 'samples', 'category_colours', 'page_groups', 'code_maps', 'report_html', 'default_output',
+           'output_folder', 'save_findings']
 
 # %% ../../nbs/09_apps/04_discover.ipynb #imports
 import base64
@@ -910,7 +910,7 @@ def in_words(*fractions: float) -> list[str]:
     return [f"{int(parts * fraction + 0.5)} of {parts}" for fraction in fractions]
 
 
-def findings_verdict(summary: dict) -> str:
+def verdict_sentences(summary: dict) -> list[str]:
     """Write the verdict on the groups in a few plain sentences, from `summarise_findings`."""
     count = len(summary["groups"])
     groups = [f"{name} ({share:.0%})" for name, share in summary["groups"].items()]
@@ -926,7 +926,13 @@ def findings_verdict(summary: dict) -> str:
         count=_NUMBERS[count].capitalize() if count < len(_NUMBERS) else count,
         in_words=in_words,
     )
-    return " ".join(text.split())
+    sentences = [" ".join(line.split()) for line in text.splitlines()]
+    return [sentence for sentence in sentences if sentence]
+
+
+def findings_verdict(summary: dict) -> str:
+    """Join the `verdict_sentences` to one text."""
+    return " ".join(verdict_sentences(summary))
 
 # %% ../../nbs/09_apps/04_discover.ipynb #def-groups
 def _most_frequent(values: pd.Series) -> str | None:
@@ -1139,7 +1145,7 @@ def _trained_sentence(summary: dict) -> str:
         return ""
     right, usual = in_words(summary["accuracy"], summary["most_frequent"])
     return (
-        f"The trained model names the right subject for {right} pictures that it has not seen. "
+        f"The trained model names the right subject of {right} pictures that it has not seen. "
         f"Always naming the most frequent subject would be right for {usual}."
     )
 
@@ -1189,7 +1195,7 @@ def report_html(findings: Findings, root) -> str:
     return template("discover.html").render(
         policy=POLICY,
         title=f"Groups of {Path(root).absolute().name}",
-        verdict=findings_verdict(summary),
+        verdict=verdict_sentences(summary),
         found=found_domains(summary),
         notes=[note for note in findings.notes if "cannot be read" not in note],
         method=METHOD_TITLES[findings.method],
