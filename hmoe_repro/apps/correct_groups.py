@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['THUMBNAIL_SIDE', 'PICTURE_SIDE', 'CACHE_BYTES', 'MAX_CONNECTIONS', 'REQUEST_SECONDS', 'Refusal', 'Pictures',
-           'check_groups', 'GroupFile', 'train_from_stdin', 'Training', 'GroupServer', 'report_folder',
-           'has_corrections', 'correct_groups']
+           'check_groups', 'GroupFile', 'train_from_stdin', 'start_training', 'Training', 'GroupServer',
+           'report_folder', 'has_corrections', 'correct_groups']
 
 # %% ../../nbs/09_apps/12_correct_groups.ipynb #imports
 import contextlib
@@ -238,7 +238,12 @@ def check_groups(groups, count: int) -> list[str]:
         raise Refusal(400, "All pictures are in one group. At least two groups are needed.")
     return [group_of_image[number] for number in range(count)]
 
-# %% ../../nbs/09_apps/12_correct_groups.ipynb #def-group-file
+# %% ../../nbs/09_apps/12_correct_groups.ipynb #def-named-files
+def _digest(path: Path) -> bytes:
+    """Return the SHA-256 of a file."""
+    return hashlib.sha256(read_bytes(path)).digest()
+
+
 def _named_files(path: Path, files: list[str]) -> list[str]:
     """Return those of `files` that a table of groups names, in their order."""
     text = read_bytes(path).decode("utf-8-sig", "surrogateescape")
@@ -248,7 +253,7 @@ def _named_files(path: Path, files: list[str]) -> list[str]:
         named |= {file, file.removeprefix("'")}
     return [file for file in files if unicodedata.normalize("NFC", file) in named]
 
-
+# %% ../../nbs/09_apps/12_correct_groups.ipynb #def-group-file
 class GroupFile:
     """Groups of the images of a folder, kept in a CSV file.
 
@@ -340,33 +345,27 @@ class GroupFile:
             if version != self.version:
                 cause = "Other groups were saved since this page was loaded."
                 raise Refusal(409, cause, version=self.version)
-            if self.path.exists() and self._changed_on_disk():
+            if self.path.exists() and _digest(self.path) != self._digest:
                 self._accept_disk()
                 cause = f"Another program has changed {self.path.name} since this page was loaded."
                 raise Refusal(409, cause, version=self.version)
             changed = self.table.assign(group=names, found=self._found)
             try:
                 write_corrected_groups(self.path, changed)
-            except HmoeError as error:
-                raise Refusal(500, f"The groups could not be saved. {error}") from None
-            except OSError as error:
-                message = f"The groups could not be saved. {system_error(error)}"
-                raise Refusal(500, message) from None
+            except (HmoeError, OSError) as error:
+                reason = system_error(error) if isinstance(error, OSError) else error
+                raise Refusal(500, f"The groups could not be saved. {reason}") from None
             self.table = changed
-            self._digest = hashlib.sha256(read_bytes(self.path)).digest()
+            self._digest = _digest(self.path)
             self.version += 1
             return self.version
-
-    def _changed_on_disk(self) -> bool:
-        """Return whether the file is not the one that was last read or written."""
-        return hashlib.sha256(read_bytes(self.path)).digest() != self._digest
 
     def _accept_disk(self):
         """Begin a new version with the file on disk, if it can be read."""
         try:
             self.read()
         except HmoeError as error:
-            self._digest = hashlib.sha256(read_bytes(self.path)).digest()
+            self._digest = _digest(self.path)
             self.version += 1
             cause = f"Another program has changed {self.path.name}, and it cannot be read: {error}"
             raise Refusal(409, cause, version=self.version) from None
@@ -391,6 +390,41 @@ def train_from_stdin():
         write_atomic(Path(task["output"]) / "result.json", json.dumps(result))
     except HmoeError as error:
         sys.exit(str(error))
+
+# %% ../../nbs/09_apps/12_correct_groups.ipynb #def-start-training
+def start_training(images: Path, folder: Path, settings: dict) -> subprocess.Popen:
+    """Start the new process, whose task is in its standard input.
+
+    The working directory is not searched for modules, since a folder of images may have some.
+
+    Args:
+        images: the folder of images.
+        folder: folder with `corrected.csv`, for what the process writes.
+        settings: arguments of `discover`.
+    """
+    task = {
+        "folder": str(images),
+        "groups": str(folder / "corrected.csv"),
+        "output": str(folder),
+        "settings": settings,
+        "config": CONFIG.to_json(),
+    }
+    library = str(Path(hmoe_repro.__file__).parent.parent)
+    search = [library, *filter(None, [os.environ.get("PYTHONPATH")])]
+    statement = "from hmoe_repro.apps.correct_groups import train_from_stdin as run; run()"
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-u", "-c", statement],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(search), "PYTHONIOENCODING": "utf-8"},
+        encoding="utf-8",
+        errors="replace",
+    )
+    assert process.stdin is not None
+    with process.stdin as stdin:
+        stdin.write(json.dumps(task, default=str))
+    return process
 
 # %% ../../nbs/09_apps/12_correct_groups.ipynb #def-training
 _LINES = 200  # of the output of a training that are kept
@@ -446,7 +480,7 @@ class Training:
                 with self.groups.lock:
                     version = self.groups.version
                     shutil.copyfile(self.groups.path, folder / "corrected.csv")
-                self._process = self._popen(folder)
+                self._process = start_training(self.groups.folder, folder, self.settings)
             except OSError as error:
                 self.state = "failed"
                 raise Refusal(500, f"The training cannot start. {system_error(error)}") from None
@@ -454,57 +488,25 @@ class Training:
             self._thread = threading.Thread(target=self._watch, args=arguments, daemon=True)
             self._thread.start()
 
-    def _popen(self, folder: Path) -> subprocess.Popen:
-        """Start the process, whose task is in its standard input.
-
-        The working directory is not searched for modules, since a folder of images may have some.
-        """
-        task = {
-            "folder": str(self.groups.folder),
-            "groups": str(folder / "corrected.csv"),
-            "output": str(folder),
-            "settings": self.settings,
-            "config": CONFIG.to_json(),
-        }
-        library = str(Path(hmoe_repro.__file__).parent.parent)
-        search = [library, *filter(None, [os.environ.get("PYTHONPATH")])]
-        statement = "from hmoe_repro.apps.correct_groups import train_from_stdin as run; run()"
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-u", "-c", statement],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(search), "PYTHONIOENCODING": "utf-8"},
-            encoding="utf-8",
-            errors="replace",
-        )
-        assert process.stdin is not None
-        with process.stdin as stdin:
-            stdin.write(json.dumps(task, default=str))
-        return process
-
     def _watch(self, process: subprocess.Popen, folder: Path, version: int):
         """Collect the lines of a process until it ends, and take over what it wrote."""
         for line in process.stdout:
             with self._lock:
                 self._lines.append(line.rstrip()[:500])
-        failed = process.wait() != 0
-        message = ""
+        ended = "failed"
         run_id = None
         try:
-            if not failed:
+            if process.wait() == 0:
                 run_id = self._take_over(folder, version)
+                ended = "done"
         except (OSError, HmoeError, ValueError) as error:
-            failed = True
-            message = str(error)
+            self._lines.append(str(error))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         with self._lock:
             self.run_id = run_id
-            if message:
-                self._lines.append(message)
             if self.state == "running":
-                self.state = "failed" if failed else "done"
+                self.state = ended
 
     def _take_over(self, folder: Path, version: int) -> str | None:
         """Move page and table into the output folder, and return the id of the run."""
@@ -523,15 +525,10 @@ class Training:
                 return
             self.state = "stopped"
         self._process.terminate()
-        self.wait(10)
+        self._thread.join(10)
         if self._process.poll() is None:
             self._process.kill()
-        self.wait()
-
-    def wait(self, seconds: float | None = None):
-        """Wait until a running training has ended."""
-        if self._thread:
-            self._thread.join(seconds)
+        self._thread.join()
 
 # %% ../../nbs/09_apps/12_correct_groups.ipynb #def-deadline
 MAX_CONNECTIONS = 64
@@ -672,6 +669,45 @@ class _Connection(BaseHTTPRequestHandler):
             line = (format % arguments).replace(self.server.token, "TOKEN")
             print(f"{self.log_date_time_string()} {line!a}", file=sys.stderr)
 
+# %% ../../nbs/09_apps/12_correct_groups.ipynb #def-body
+def _body(connection: _Connection) -> dict:
+    """Read the body of a POST.
+
+    Raises:
+        Refusal: unless it is a JSON object, complete and small.
+    """
+    headers = connection.headers
+    if headers.get_content_type() != _JSON:
+        raise Refusal(415, "The body must be JSON.")
+    lengths = headers.get_all("Content-Length", [])
+    is_number = len(lengths) == 1 and lengths[0].isascii() and lengths[0].isdecimal()
+    if not is_number or "Transfer-Encoding" in headers:
+        raise Refusal(411, "The length of the body must be given.")
+    length = int(lengths[0][:20])
+    if length > connection.server.max_body:
+        raise Refusal(413, "The body is too large.")
+    content = connection.rfile.read(length)
+    if len(content) < length:
+        raise Refusal(400, "The body is cut off.")
+    try:
+        body = json.loads(content)
+    except (ValueError, RecursionError):
+        raise Refusal(400, "The body is not valid JSON.") from None
+    if not isinstance(body, dict):
+        raise Refusal(400, "The body must be a JSON object.")
+    return body
+
+
+def _number(text: str) -> int:
+    """Return the number of an image in an address.
+
+    Raises:
+        Refusal: if the text is no number.
+    """
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise Refusal(404, "There is no picture with this number.")
+    return int(text)
+
 # %% ../../nbs/09_apps/12_correct_groups.ipynb #def-routes
 class _Handler(_Connection):
     """Answers to the requests of the page."""
@@ -740,7 +776,7 @@ class _Handler(_Connection):
 
     def _post(self, parts: list[str]):
         """Answer a POST of an authorised path."""
-        body = self._body()
+        body = _body(self)
         file = str(self.server.groups.path)
         match parts:
             case ["save"]:
@@ -758,43 +794,6 @@ class _Handler(_Connection):
                 threading.Thread(target=self.server.shutdown, daemon=True).start()
             case _:
                 raise Refusal(404, "There is nothing at this address.")
-
-    def _body(self) -> dict:
-        """Read the body of a POST.
-
-        Raises:
-            Refusal: unless it is a JSON object, complete and small.
-        """
-        if self.headers.get_content_type() != _JSON:
-            raise Refusal(415, "The body must be JSON.")
-        lengths = self.headers.get_all("Content-Length", [])
-        is_number = len(lengths) == 1 and lengths[0].isascii() and lengths[0].isdecimal()
-        if not is_number or "Transfer-Encoding" in self.headers:
-            raise Refusal(411, "The length of the body must be given.")
-        length = int(lengths[0][:20])
-        if length > self.server.max_body:
-            raise Refusal(413, "The body is too large.")
-        content = self.rfile.read(length)
-        if len(content) < length:
-            raise Refusal(400, "The body is cut off.")
-        try:
-            body = json.loads(content)
-        except (ValueError, RecursionError):
-            raise Refusal(400, "The body is not valid JSON.") from None
-        if not isinstance(body, dict):
-            raise Refusal(400, "The body must be a JSON object.")
-        return body
-
-
-def _number(text: str) -> int:
-    """Return the number of an image in an address.
-
-    Raises:
-        Refusal: if the text is no number.
-    """
-    if not (text.isascii() and text.isdecimal() and len(text) < 10):
-        raise Refusal(404, "There is no picture with this number.")
-    return int(text)
 
 # %% ../../nbs/09_apps/12_correct_groups.ipynb #def-server
 _BUSY = b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"

@@ -106,6 +106,10 @@ _ResolutionOption = Annotated[
         min=8,
     ),
 ]
+_ServeOption = Annotated[
+    bool, option("Then serve a local page on which the groups are corrected.", "--serve")
+]
+_OpenOption = Annotated[bool, option("With --serve: open it in the browser.", "--open")]
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-discover
 def discover_command(
@@ -144,10 +148,8 @@ def discover_command(
     skip_unreadable: options.SkipUnreadableOption = True,
     set_: options.SettingsOption = None,
     device: options.DeviceOption = "auto",
-    serve: Annotated[
-        bool, option("Then serve a local page on which the groups are corrected.", "--serve")
-    ] = False,
-    open_: Annotated[bool, option("With --serve: open it in the browser.", "--open")] = False,
+    serve: _ServeOption = False,
+    open_: _OpenOption = False,
 ):
     """Group the images of a folder by style, and write a page about them.
 
