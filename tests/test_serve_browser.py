@@ -19,6 +19,7 @@ from PIL import Image
 from hmoe_repro.apps.own_images import image_files, write_corrected_groups
 from hmoe_repro.data.image_folder import sample_tree
 
+pytestmark = pytest.mark.slow
 RUN_ID = r"[0-9a-f]{12}"
 HACK = "<img src=x onerror=document.title='hacked'>.png"
 SMALL = (
