@@ -101,7 +101,7 @@ def test_a_pool_one_folder_too_high_has_a_note(tmp_path):
     assert str(tmp_path / "up" / "data") in note
     assert read_pool(tmp_path / "up" / "data").notes == []
     short = "--network image_cnn --resolution 24 --steps 2 --restarts 1 --output".split()
-    done = command("discover", tmp_path / "up", *short, tmp_path / "report.html")
+    done = command("discover", tmp_path / "up", *short, tmp_path / "report")
     assert done.exit_code == 0
     assert f"note: {note}" in done.stderr
 
