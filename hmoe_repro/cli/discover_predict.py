@@ -157,9 +157,7 @@ def discover_command(
     can be corrected in that table, and given back with --groups, or on a local page (--serve).
 
     Example:
-        hmoe discover path/to/my_images
         hmoe discover path/to/my_images --names art,photo --sort-into by_group
-        hmoe discover path/to/my_images --groups groups_of_my_images/groups.csv
         hmoe discover path/to/my_images --serve --open
     """
     if not CONFIG.quiet:
