@@ -38,6 +38,36 @@ def _print_findings(findings):
     say_frame(findings.title, text_table(app.table_in_words(app.group_table(findings))))
     _print_skipped(findings.unreadable)
 
+
+def _keeps_corrections(folder: str, output: str | None) -> bool:
+    """Return whether the table of an earlier report is corrected, and say that it is kept.
+
+    Args:
+        folder: the folder of images.
+        output: folder of the report, or None for the default.
+    """
+    from hmoe_repro.apps.correct_groups import TABLE_FILE, has_corrections, report_folder
+
+    if not has_corrections(folder, output):
+        return False
+    table_file = path_from_here(report_folder(folder, output) / TABLE_FILE)
+    say(f"{table_file} has corrected groups, which are shown; without it new ones are found")
+    return True
+
+
+def _serve(folder: str, output: str | None, open_page: bool, settings: dict):
+    """Serve the page on which groups are corrected.
+
+    Args:
+        folder: the folder of images.
+        output: folder of the report, or None for the default.
+        open_page: whether to open the page in the browser.
+        settings: arguments of `discover` for trainings.
+    """
+    from hmoe_repro.apps.correct_groups import correct_groups
+
+    correct_groups(folder, output, open_page=open_page, **settings)
+
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #discover-options
 _ExpertsOption = Annotated[
     int | None,
@@ -76,6 +106,10 @@ _ResolutionOption = Annotated[
         min=8,
     ),
 ]
+_ServeOption = Annotated[
+    bool, option("Then serve a local page on which the groups are corrected.", "--serve")
+]
+_OpenOption = Annotated[bool, option("With --serve: open it in the browser.", "--open")]
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-discover
 def discover_command(
@@ -114,42 +148,49 @@ def discover_command(
     skip_unreadable: options.SkipUnreadableOption = True,
     set_: options.SettingsOption = None,
     device: options.DeviceOption = "auto",
+    serve: _ServeOption = False,
+    open_: _OpenOption = False,
 ):
     """Group the images of a folder by style, and write a page about them.
 
     It writes a folder with the page `index.html` and `groups.csv`, the group of each image. Groups
-    can be corrected in that table, and given back with --groups.
+    can be corrected in that table, and given back with --groups, or on a local page (--serve).
 
     Example:
-        hmoe discover path/to/my_images
         hmoe discover path/to/my_images --names art,photo --sort-into by_group
-        hmoe discover path/to/my_images --groups groups_of_my_images/groups.csv
+        hmoe discover path/to/my_images --serve --open
     """
     if not CONFIG.quiet:
         print(f"reading {folder} ...", file=sys.stderr, flush=True)
     from hmoe_repro.apps import discover as app
     from hmoe_repro.apps import own_images
 
+    settings = {
+        "labels": labels,
+        "device": device,
+        "steps": steps,
+        "resolution": resolution,
+        "network": network,
+        "seed": seed,
+        "method": method,
+        "test_domain": test_domain,
+        "restarts": restarts,
+        "skip_unreadable": skip_unreadable,
+        "hparams": options.parse_settings(set_),
+        "classes": not no_classes,
+    }
+    if serve and groups is None and _keeps_corrections(folder, output):
+        _serve(folder, output, open_, settings)
+        return
     report = app.findings_folder(folder, output, groups)
     if sort_into:
         own_images.sort_target(folder, sort_into)
     findings = app.discover(
         folder,
-        labels,
-        device,
         names=names.split(",") if names else None,
-        steps=steps,
-        resolution=resolution,
-        network=network,
-        seed=seed,
-        method=method,
-        test_domain=test_domain,
         experts=experts,
-        restarts=restarts,
-        skip_unreadable=skip_unreadable,
-        hparams=options.parse_settings(set_),
-        classes=not no_classes,
         groups=groups,
+        **settings,
     )
     page = app.save_findings(findings, folder, report)
     _print_findings(findings)
@@ -159,6 +200,8 @@ def discover_command(
     print_written(report / app.TABLE_FILE)
     say("the page, to open in a browser:")
     print(path_from_here(page), flush=True)
+    if serve:
+        _serve(folder, output, open_, settings)
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-predict
 def predict_command(

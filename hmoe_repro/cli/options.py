@@ -223,7 +223,7 @@ _PANELS = {  # title -> options, by the names of their parameters
     "What is trained": "algorithm dataset test_domains trial_seed restart network resolution set_ "
     "hparams_seed n_hparams seed_as domainbed_compat config dry_run",
     "Which runs": "profile everything part rule where study fresh",
-    "Grouping": "labels no_classes method experts names test_domain",
+    "Grouping": "labels no_classes method experts names groups test_domain serve open_",
     "Training": "steps epochs checkpoint_frequency sampler protocol splits precision determinism "
     "restarts seed",
     "Evaluation": "evaluate measure",

@@ -1,0 +1,553 @@
+"use strict";
+// Every text of the folder enters the page as textContent or as an attribute, never as HTML.
+const $ = id => document.getElementById(id);
+const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5c00", "#888888"];
+const NEW = "new";  // the choice of a new group in a menu
+
+let data = null;        // what the server has: files, confidence, unsure, found
+let groups = [];        // {key, name, home}: home is the found group that most of its images have
+let groupOf = [];       // number of an image -> key of its group
+let order = [];         // number of an image -> time of its last move
+let lastKey = 0;
+let clock = 0;
+let past = [];          // snapshots for undo and redo
+let future = [];
+let savedState = "";
+const selected = new Set();
+let anchor = null;      // where Shift+click begins
+let dragged = null;     // numbers of the images that are dragged
+const tiles = new Map();    // number of an image -> its element
+const columns = new Map();  // key of a group -> its elements
+
+function element(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name === "class") made.className = value;
+    else if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else if (value !== null) made.setAttribute(name, value);
+  }
+  made.append(...children);
+  return made;
+}
+
+const plural = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
+const say = text => { $("said").textContent = text; };
+
+function show(text, good = false, ...buttons) {
+  $("message").hidden = !text;
+  $("message").classList.toggle("good", good);
+  $("message").firstElementChild.textContent = text;
+  for (const id of ["reload", "overwrite"]) $(id).hidden = !buttons.includes(id);
+}
+
+// The state and its history.
+
+const snapshot = () => ({groups: groups.map(group => ({...group})), groupOf: [...groupOf], order: [...order]});
+const membersOf = key => groupOf.flatMap((k, i) => k === key ? [i] : []);
+const nameOf = key => groups.find(group => group.key === key).name;
+const currentState = () => JSON.stringify([groups.map(group => [group.key, group.name]), groupOf]);
+const unsaved = () => data !== null && currentState() !== savedState;
+
+function change(action) {
+  const before = snapshot();
+  action();
+  past.push(before);
+  if (past.length > 100) past.shift();
+  future = [];
+  render();
+}
+
+function travel(from, to, text) {
+  if (!from.length) return;
+  to.push(snapshot());
+  ({groups, groupOf, order} = from.pop());
+  render();
+  say(text);
+}
+
+const undo = () => travel(past, future, "Undone");
+const redo = () => travel(future, past, "Done again");
+
+function badName(name, key) {
+  if (!name) return "A group needs a name.";
+  if (name === "." || name === ".." || /[/\\]/.test(name)) return `A group cannot be called "${name}".`;
+  if (name.length > 100) return "That name is too long.";
+  if (groups.some(group => group.key !== key && group.name === name))
+    return `There is a group "${name}" already. To join the two, choose "Merge into".`;
+  return "";
+}
+
+function newGroup() {
+  const used = new Set(groups.map(group => group.name));
+  let number = groups.length + 1;
+  while (used.has(`group ${number}`)) number += 1;
+  const group = {key: ++lastKey, name: `group ${number}`, home: null};
+  groups.push(group);
+  return group.key;
+}
+
+function moveTo(ids, target) {
+  const moving = ids.filter(i => groupOf[i] !== target);
+  if (!moving.length) return;
+  const made = target === NEW;
+  change(() => {
+    if (made) target = newGroup();
+    clock += 1;
+    for (const i of moving) { groupOf[i] = target; order[i] = clock; }
+  });
+  selected.clear();
+  markSelected();
+  say(`${plural(moving.length, "picture")} moved to ${nameOf(target)}`);
+  const column = columns.get(target);
+  const first = column.list.querySelector(".tile.moved");
+  if (first) column.list.scrollTop += first.getBoundingClientRect().top - column.list.getBoundingClientRect().top - 40;
+  if (made) { column.name.focus(); column.name.select(); }
+}
+
+function rename(key, input) {
+  const name = input.value.trim();
+  const problem = badName(name, key);
+  if (problem || name === nameOf(key)) {
+    input.value = nameOf(key);
+    show(problem);
+    return;
+  }
+  show("");
+  change(() => { groups.find(group => group.key === key).name = name; });
+  say(`The group is called ${name}`);
+}
+
+function merge(from, into) {
+  const ids = membersOf(from);
+  const name = nameOf(from);
+  change(() => {
+    clock += 1;
+    for (const i of ids) { groupOf[i] = into; order[i] = clock; }
+    groups = groups.filter(group => group.key !== from);
+  });
+  say(`${name} is merged into ${nameOf(into)}`);
+}
+
+// The board.
+
+const homes = () => new Map(groups.map(group => [group.key, group.home]));
+
+function words(i) {
+  const sure = data.confidence[i] === null ? "" : `, confidence ${Math.round(100 * data.confidence[i])} %`;
+  return `${data.files[i]}: found in ${data.found[i]}${sure}`;
+}
+
+function makeTile(i) {
+  const picture = element("img", {alt: data.files[i], decoding: "async", width: 88, height: 88,
+    draggable: "false"});
+  const tile = element("div", {class: "tile", role: "option", "aria-selected": "false",
+    tabindex: "-1", draggable: "true", title: words(i)}, picture);
+  tile.dataset.number = i;
+  seen.observe(tile);
+  return tile;
+}
+
+// Thumbnails are asked for when they are nearly visible. What has scrolled past is asked for no more.
+const seen = new IntersectionObserver(entries => {
+  for (const {target, isIntersecting} of entries) {
+    const picture = target.firstElementChild;
+    if (isIntersecting && !picture.hasAttribute("src")) picture.src = `thumbnail/${target.dataset.number}`;
+    else if (!isIntersecting && !picture.complete) picture.removeAttribute("src");
+  }
+}, {rootMargin: "200px", scrollMargin: "200px"});
+
+function makeColumn(group) {
+  const name = element("input", {class: "name", "aria-label": "Name of the group", maxlength: "100",
+    onchange: event => rename(group.key, event.target),
+    onkeydown: event => {
+      if (event.key === "Enter") event.target.blur();
+      if (event.key === "Escape") { event.target.value = nameOf(group.key); event.target.blur(); }
+    }});
+  const count = element("span", {class: "count quiet"});
+  const all = element("button", {type: "button", onclick: () => {
+    select(membersOf(group.key), true);
+  }}, "Select all");
+  const into = element("select", {"aria-label": "Merge into", onchange: event => {
+    if (event.target.value) merge(group.key, Number(event.target.value));
+  }});
+  const list = element("div", {class: "pictures", role: "listbox", "aria-multiselectable": "true"});
+  const column = element("section", {class: "group"}, element("div", {class: "head"}, name,
+    element("div", {class: "row"}, count, all, into)), list);
+  column.dataset.key = group.key;
+  return {column, name, count, all, into, list, drawn: ""};
+}
+
+function drawTiles(parts, key, home) {
+  const ids = membersOf(key);
+  const sections = [["Unsure", "unsure", []], ["Moved here", "moved", []], ["Sure", "sure", []]];
+  for (const i of ids) {
+    const moved = data.found[i] !== home;
+    sections[moved ? 1 : data.unsure[i] ? 0 : 2][2].push(i);
+  }
+  const least = (a, b) => (data.confidence[a] ?? 1) - (data.confidence[b] ?? 1) || a - b;
+  sections[0][2].sort(least);
+  sections[1][2].sort((a, b) => order[b] - order[a] || least(a, b));
+  sections[2][2].sort(least);
+  const drawn = JSON.stringify(sections.map(section => section[2]));
+  if (drawn === parts.drawn) return;
+  parts.drawn = drawn;
+  const kept = parts.list.scrollTop;
+  const children = [];
+  for (const [title, type, members] of sections) {
+    if (!members.length) continue;
+    for (const i of members) tiles.get(i).className = `tile ${type === "sure" ? "" : type}`;
+    const heading = element("h3", {class: type, role: "presentation"}, `${title}: ${members.length.toLocaleString("en")}`);
+    children.push(heading, element("div", {class: "tiles", role: "group", "aria-label": title},
+      ...members.map(i => tiles.get(i))));
+  }
+  if (!ids.length) children.push(element("p", {class: "empty"}, "No pictures. An empty group is not saved."));
+  parts.list.replaceChildren(...children);
+  parts.list.scrollTop = kept;
+}
+
+function options(select, first, except) {
+  const choices = groups.filter(group => group.key !== except)
+    .map(group => element("option", {value: group.key}, group.name));
+  select.replaceChildren(...first, ...choices);
+}
+
+function render() {
+  const home = homes();
+  for (const [key, parts] of columns) if (!home.has(key)) { parts.column.remove(); columns.delete(key); }
+  groups.forEach((group, place) => {
+    if (!columns.has(group.key)) columns.set(group.key, makeColumn(group));
+    const parts = columns.get(group.key);
+    if ($("board").children[place] !== parts.column) $("board").insertBefore(parts.column, $("board").children[place] || null);
+    parts.column.style.setProperty("--colour", COLOURS[(group.key - 1) % COLOURS.length]);
+    parts.column.setAttribute("aria-label", group.name);
+    parts.list.setAttribute("aria-label", `Pictures of ${group.name}`);
+    if (document.activeElement !== parts.name || parts.name.value !== group.name) parts.name.value = group.name;
+    drawTiles(parts, group.key, group.home);
+    const size = membersOf(group.key).length;
+    parts.count.textContent = plural(size, "picture");
+    parts.all.disabled = !size;
+    parts.into.hidden = groups.length < 2;
+    options(parts.into, [element("option", {value: ""}, "Merge into …")], group.key);
+    if (!parts.list.querySelector(".tile[tabindex='0']")) {
+      const first = parts.list.querySelector(".tile");
+      if (first) first.tabIndex = 0;
+    }
+  });
+  $("undo").disabled = !past.length;
+  $("redo").disabled = !future.length;
+  summarise();
+  markSelected();
+}
+
+function summarise() {
+  const filled = new Set(groupOf).size;
+  const changed = unsaved();
+  $("summary").textContent = `${plural(data.files.length, "picture")}, ${plural(filled, "group")}, ${changed ? "not saved yet" : "saved"}`;
+  $("save").disabled = !changed;
+}
+
+// Selection.
+
+function markSelected() {
+  for (const [i, tile] of tiles) {
+    const is = String(selected.has(i));
+    if (tile.getAttribute("aria-selected") !== is) tile.setAttribute("aria-selected", is);
+  }
+  $("chosen").hidden = !selected.size;
+  $("chosen-count").textContent = `${plural(selected.size, "picture")} selected`;
+  const chosen = $("target").value;
+  const from = new Set([...selected].map(i => groupOf[i]));
+  options($("target"), [], from.size === 1 ? [...from][0] : null);
+  $("target").append(element("option", {value: NEW}, "a new group"));
+  if ([...$("target").options].some(option => option.value === chosen)) $("target").value = chosen;
+}
+
+function select(ids, on) {
+  for (const i of ids) if (on) selected.add(i); else selected.delete(i);
+  markSelected();
+}
+
+const numberOf = tile => Number(tile.dataset.number);
+const siblings = tile => [...tile.closest(".pictures").querySelectorAll(".tile")];
+
+function between(first, last) {
+  const all = siblings(last).map(numberOf);
+  const [a, b] = [all.indexOf(first), all.indexOf(numberOf(last))];
+  if (a < 0) return [numberOf(last)];
+  return all.slice(Math.min(a, b), Math.max(a, b) + 1);
+}
+
+function focusTile(tile) {
+  const list = tile.closest(".pictures");
+  for (const other of list.querySelectorAll(".tile[tabindex='0']")) other.tabIndex = -1;
+  tile.tabIndex = 0;
+  tile.focus();
+  tile.scrollIntoView({block: "nearest"});
+}
+
+function clicked(event) {
+  const tile = event.target.closest(".tile");
+  if (!tile) return;
+  const i = numberOf(tile);
+  if (event.shiftKey && anchor !== null) select(between(anchor, tile), true);
+  else { select([i], !selected.has(i)); anchor = i; }
+  focusTile(tile);
+}
+
+function enlarge(tile) {
+  const i = numberOf(tile);
+  $("large-picture").src = `picture/${i}`;
+  $("large-picture").alt = data.files[i];
+  $("large-name").textContent = words(i);
+  if (!$("large").open) $("large").showModal();
+}
+
+// The next tile in the direction of an arrow, or null.
+function neighbour(tile, key) {
+  const all = siblings(tile);
+  const at = all.indexOf(tile);
+  if (key === "ArrowLeft") return all[at - 1];
+  if (key === "ArrowRight") return all[at + 1];
+  if (key === "Home") return all[0];
+  if (key === "End") return all[all.length - 1];
+  const down = key === "ArrowDown";
+  const here = tile.getBoundingClientRect();
+  let best = null;
+  for (const other of down ? all.slice(at + 1) : all.slice(0, at).reverse()) {
+    const there = other.getBoundingClientRect();
+    if (Math.abs(there.top - here.top) < 5) continue;
+    if (best && Math.abs(there.top - best.top) > 5) break;
+    const distance = Math.abs(there.left - here.left);
+    if (!best || distance < best.distance) best = {other, distance, top: there.top};
+  }
+  return best && best.other;
+}
+
+function tileKey(event) {
+  const tile = event.target.closest(".tile");
+  if (!tile) return;
+  const i = numberOf(tile);
+  if (event.key === " ") { select([i], !selected.has(i)); anchor = i; }
+  else if (event.key === "Enter") enlarge(tile);
+  else if (event.key === "a" && (event.ctrlKey || event.metaKey)) select(siblings(tile).map(numberOf), true);
+  else if (event.key.toLowerCase() === "m" && !event.ctrlKey && !event.metaKey) {
+    if (!selected.size) select([i], true);
+    $("target").focus();
+  } else if (event.key.startsWith("Arrow") || event.key === "Home" || event.key === "End") {
+    const next = neighbour(tile, event.key);
+    if (next) {
+      if (event.shiftKey) select([i, numberOf(next)], true);
+      focusTile(next);
+    }
+  } else return;
+  event.preventDefault();
+}
+
+function moveSelected() {
+  const value = $("target").value;
+  moveTo([...selected], value === NEW ? NEW : Number(value));
+}
+
+// Dragging.
+
+const zoneOf = event => event.target instanceof Element ? event.target.closest(".group, #new") : null;
+
+function unmark() {
+  for (const zone of document.querySelectorAll(".over")) zone.classList.remove("over");
+}
+
+document.addEventListener("dragstart", event => {
+  const tile = event.target instanceof Element && event.target.closest(".tile");
+  if (!tile) return;
+  const i = numberOf(tile);
+  dragged = selected.has(i) ? [...selected] : [i];
+  event.dataTransfer.effectAllowed = "move";
+  event.dataTransfer.setData("text/plain", plural(dragged.length, "picture"));
+  if (dragged.length > 1) {
+    const ghost = element("div", {id: "ghost"}, plural(dragged.length, "picture"));
+    document.body.append(ghost);
+    event.dataTransfer.setDragImage(ghost, 10, 10);
+    setTimeout(() => ghost.remove(), 0);
+  }
+});
+document.addEventListener("dragover", event => {
+  const zone = dragged && zoneOf(event);
+  unmark();
+  if (!zone) return;
+  event.preventDefault();
+  event.dataTransfer.dropEffect = "move";
+  zone.classList.add("over");
+});
+document.addEventListener("drop", event => {
+  const zone = dragged && zoneOf(event);
+  unmark();
+  if (!zone) return;
+  event.preventDefault();
+  moveTo(dragged, zone.id === "new" ? NEW : Number(zone.dataset.key));
+});
+document.addEventListener("dragend", () => { dragged = null; unmark(); });
+
+// The server.
+
+async function ask(path, body) {
+  const request = body === undefined ? {} : {method: "POST", body: JSON.stringify(body),
+    headers: {"Content-Type": "application/json"}};
+  let response;
+  try {
+    response = await fetch(path, {...request, cache: "no-store", redirect: "error"});
+  } catch {
+    throw new Error("The program that serves this page has stopped. Saved groups are kept; what is not saved is only in this window.");
+  }
+  const answer = await response.json();
+  if (!response.ok) throw Object.assign(new Error(answer.error), {status: response.status, answer});
+  return answer;
+}
+
+function fill(loaded) {
+  data = loaded;
+  lastKey = 0;
+  groups = [];
+  groupOf = new Array(data.files.length).fill(0);
+  order = new Array(data.files.length).fill(0);
+  for (const {name, images} of data.groups) {
+    const counts = new Map();
+    for (const i of images) counts.set(data.found[i], (counts.get(data.found[i]) || 0) + 1);
+    const home = [...counts].sort((a, b) => b[1] - a[1])[0];
+    const key = ++lastKey;
+    groups.push({key, name, home: home ? home[0] : null});
+    for (const i of images) groupOf[i] = key;
+  }
+  seen.disconnect();
+  for (const parts of columns.values()) parts.column.remove();
+  columns.clear();
+  tiles.clear();
+  for (let i = 0; i < data.files.length; i += 1) tiles.set(i, makeTile(i));
+  [past, future] = [[], []];
+  selected.clear();
+  savedState = currentState();
+  render();
+}
+
+async function load() {
+  fill(await ask("images"));
+  show("");
+}
+
+async function save() {
+  if (!unsaved()) return true;
+  const saving = currentState();
+  const sent = groups.map(group => ({name: group.name, images: membersOf(group.key)}));
+  $("save").disabled = true;
+  try {
+    const answer = await ask("save", {version: data.version, groups: sent});
+    data.version = answer.version;
+    savedState = saving;
+    show(`Saved in ${answer.file}.`, true);
+    say("Saved");
+  } catch (error) {
+    if (error.status === 409) {
+      data.other = error.answer.version;
+      show(error.message, false, "reload", "overwrite");
+    } else show(error.message);
+  }
+  summarise();
+  return !unsaved();
+}
+
+async function train() {
+  if (!await save()) return;
+  $("train").disabled = true;
+  try {
+    await ask("train", {});
+    show("");
+    await watch();
+  } catch (error) {
+    show(error.message);
+    $("train").disabled = false;
+  }
+}
+
+function showTraining(training) {
+  const running = training.state === "running";
+  $("training").hidden = training.state === "none";
+  $("train").disabled = running;
+  $("stop").hidden = !running;
+  const texts = {running: `Training, ${Math.round(training.seconds)} s.`, failed: "The training failed.",
+    stopped: "The training was stopped.", done: "Done."};
+  $("training-state").textContent = texts[training.state] || "";
+  const model = training.run_id ? `New model: ${training.run_id}.` : "The page is new; without class folders nothing is trained.";
+  $("training-line").textContent = training.state === "done" ? model : training.lines[training.lines.length - 1] || "";
+  $("training-lines").textContent = training.lines.join("\n");
+  $("report").hidden = training.state !== "done";
+}
+
+async function watch() {
+  for (;;) {
+    const training = await ask("training");
+    showTraining(training);
+    if (training.state !== "running") {
+      if (training.state === "done" && !unsaved() && training.version !== data.version) await load();
+      say($("training-state").textContent);
+      return;
+    }
+    await new Promise(resolve => setTimeout(resolve, 1000));
+  }
+}
+
+async function done() {
+  if (unsaved() && !confirm("There are changes that are not saved. Leave without them?")) return;
+  try {
+    const answer = await ask("done", {});
+    savedState = currentState();
+    document.querySelectorAll("button, input, select").forEach(control => { control.disabled = true; });
+    show(`Finished. The groups are in ${answer.file}. You can close this window.`, true);
+  } catch (error) { show(error.message); }
+}
+
+const guarded = action => async () => {
+  try { await action(); } catch (error) { show(error.message); }
+};
+
+// What happens on a click or a key.
+
+$("board").append(element("div", {id: "new"}, "Drop pictures here, or",
+  element("button", {type: "button", onclick: () => {
+    let key;
+    change(() => { key = newGroup(); });
+    columns.get(key).name.focus();
+    columns.get(key).name.select();
+  }}, "New group")));
+$("board").addEventListener("click", clicked);
+$("board").addEventListener("dblclick", event => {
+  const tile = event.target.closest(".tile");
+  if (tile) enlarge(tile);
+});
+$("board").addEventListener("keydown", tileKey);
+$("undo").addEventListener("click", undo);
+$("redo").addEventListener("click", redo);
+$("save").addEventListener("click", save);
+$("train").addEventListener("click", train);
+$("done").addEventListener("click", done);
+$("stop").addEventListener("click", guarded(() => ask("stop", {})));
+$("reload").addEventListener("click", guarded(load));
+$("overwrite").addEventListener("click", () => { data.version = data.other; save(); });
+$("dismiss").addEventListener("click", () => show(""));
+$("move").addEventListener("click", moveSelected);
+$("clear").addEventListener("click", () => { selected.clear(); markSelected(); });
+$("help").addEventListener("click", () => {
+  $("keys").hidden = !$("keys").hidden;
+  $("help").setAttribute("aria-expanded", String(!$("keys").hidden));
+});
+$("target").addEventListener("keydown", event => { if (event.key === "Enter") moveSelected(); });
+document.addEventListener("keydown", event => {
+  const typing = event.target.matches && event.target.matches("input");
+  const control = event.ctrlKey || event.metaKey;
+  if (event.key === "Escape" && !typing) { selected.clear(); markSelected(); }
+  else if (control && event.key.toLowerCase() === "s") { event.preventDefault(); save(); }
+  else if (control && !typing && event.key.toLowerCase() === "z") {
+    event.preventDefault();
+    if (event.shiftKey) redo(); else undo();
+  }
+});
+window.addEventListener("beforeunload", event => { if (unsaved()) event.preventDefault(); });
+guarded(async () => { await load(); await watch(); })();

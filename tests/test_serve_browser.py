@@ -1,0 +1,274 @@
+"""Groups are corrected in a real browser: with the mouse, with the keyboard, in a narrow window.
+
+Each test begins with the command `hmoe discover FOLDER --serve` on a small folder of drawn images.
+"""
+
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import browser
+import pandas as pd
+import pytest
+from PIL import Image
+
+from hmoe_repro.apps.own_images import image_files, write_corrected_groups
+from hmoe_repro.data.image_folder import sample_tree
+
+pytestmark = pytest.mark.slow
+RUN_ID = r"[0-9a-f]{12}"
+HACK = "<img src=x onerror=document.title='hacked'>.png"
+SMALL = (
+    "--network image_cnn --method hmoe --steps 3 --resolution 24 --set batch_size=8 --device cpu"
+).split()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def has_browser():
+    if not importlib.util.find_spec("playwright"):
+        pytest.skip("playwright is not installed: `pip install -c constraints.txt '.[browser]'`")
+    if not browser.chromium():
+        pytest.skip("there is no Chromium here: install one, or name it in HMOE_CHROMIUM")
+
+
+def begin(place):
+    "A folder of drawn images, one with a hostile name, and its found groups, one image wrong."
+    folder, output = place / "garden", place / "out"
+    sample_tree(folder, per_class=8, size=24)
+    files = image_files(folder)
+    (folder / files[0]).rename((folder / files[0]).with_name(HACK))
+    files = image_files(folder)
+    found = [file.split("/")[0] for file in files]
+    confidence = [0.3 if i == 20 else 0.9 for i in range(len(files))]
+    table = pd.DataFrame({"file": files, "group": found, "confidence": confidence, "found": found})
+    table.loc[0, "group"] = table.group.iloc[-1]  # corrected before, so that nothing is found again
+    output.mkdir()
+    write_corrected_groups(output / "groups.csv", table.assign(borderline=table.confidence < 0.8))
+    return folder, output
+
+
+@contextmanager
+def served(folder, output):
+    "The address of the page that the command serves."
+    command = [sys.executable, "-m", "hmoe_repro", "discover", str(folder), "--serve"]
+    command += ["--output", str(output), *SMALL]
+    place = folder.parent
+    variables = {"HMOE_RUNS": str(place / "runs"), "HMOE_CACHE": str(place / "cache")}
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        env=os.environ | variables,
+    )
+    said = []
+    try:
+        for line in process.stdout:
+            said.append(line)
+            if line.startswith("http://"):
+                break
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{43}/\n", said[-1]), said
+        yield said[-1].strip(), process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+@contextmanager
+def opened(address, width=1400):
+    "The page in a browser, without a complaint."
+    with browser.pages(width) as page:
+        page.context.set_default_timeout(60_000)
+        page.complaints.clear()
+        requests = []
+        page.on("request", lambda request: requests.append(request.url))
+        page.goto(address)
+        page.wait_for_selector(".tile")
+        page.wait_for_function("() => document.querySelector('.tile img').naturalWidth > 0")
+        yield page
+        assert all(url.startswith(address) for url in requests), requests
+        complaints = [text for text in page.complaints if address not in text]
+        assert not complaints
+        assert page.title() == "Groups of garden"
+
+
+def column(page, name):
+    return page.locator(f'section.group[aria-label="{name}"]')
+
+
+def drag_by_hand(page, tile, target):
+    "Drag a picture to a group above it, without any scrolling on the way."
+    target.evaluate("e => e.scrollIntoView({block: 'center'})")
+    box, there = tile.bounding_box(), target.bounding_box()
+    assert box["y"] + box["height"] / 2 < 900, "both must be visible"
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.mouse.down()
+    for part in range(1, 6):
+        page.mouse.move(box["x"] + 20, box["y"] + part / 5 * (there["y"] + 200 - box["y"]))
+    page.mouse.up()
+
+
+def groups_of(output):
+    return pd.read_csv(output / "groups.csv").set_index("file").group
+
+
+def saved(page):
+    page.wait_for_selector("#message.good")
+
+
+def test_a_picture_is_dragged_saved_and_the_model_is_trained_again(tmp_path):
+    folder, output = begin(tmp_path)
+    before = groups_of(output)
+    first, second, *_ = sorted(set(before))
+    with served(folder, output) as (address, process), opened(address) as page:
+        tile = column(page, first).locator(".tile").first
+        file = tile.locator("img").get_attribute("alt")
+        tile.drag_to(column(page, second).locator(".pictures"))
+        assert column(page, second).locator(".tile.moved").count() == 1
+        assert "not saved" in page.locator("#summary").text_content()
+        assert groups_of(output)[file] == first
+        page.click("#save")
+        saved(page)
+        after = groups_of(output)
+        assert after[file] == second
+        assert (before != after).sum() == 1
+
+        runs = set()
+        for renamed in ("", "drawing"):
+            if renamed:
+                name = column(page, second).locator(".name")
+                name.fill(renamed)
+                name.press("Enter")
+                column(page, first).locator(".tile").last.drag_to(column(page, renamed))
+            page.click("#train")
+            page.wait_for_function("() => !document.getElementById('stop').hidden")
+            page.wait_for_selector("#report:not([hidden])", timeout=120_000)
+            said = page.locator("#training-line").text_content()
+            runs |= set(re.findall(RUN_ID, said))
+        assert len(runs) == 2
+        assert {path.name for path in (tmp_path / "runs").iterdir() if path.is_dir()} >= runs
+        assert set(groups_of(output)) == (set(before) - {second}) | {"drawing"}
+        with page.context.expect_page() as popup:
+            page.click("#report")
+        popup.value.wait_for_load_state()
+        text = popup.value.locator("body").text_content()
+        assert "drawing" in text
+        assert runs & set(re.findall(RUN_ID, text))
+        page.click("#done")
+        saved(page)
+        assert process.wait(20) == 0
+
+
+def test_the_keyboard_alone_moves_renames_and_saves(tmp_path):
+    folder, output = begin(tmp_path)
+    before = groups_of(output)
+    with served(folder, output) as (address, _), opened(address) as page:
+        first = page.locator("section.group").first.get_attribute("aria-label")
+        for _ in range(40):
+            page.keyboard.press("Tab")
+            if page.evaluate("document.activeElement.className").startswith("tile"):
+                break
+        focused = "document.activeElement.querySelector('img').alt"
+        files = [page.evaluate(focused)]
+        page.keyboard.press("Shift+ArrowRight")
+        files.append(page.evaluate(focused))
+        assert page.locator("#chosen-count").text_content() == "2 pictures selected"
+        page.keyboard.press("m")
+        target = page.locator("#target option:checked").text_content()
+        assert target != first
+        page.keyboard.press("Enter")
+        assert page.locator("#said").text_content() == f"2 pictures moved to {target}"
+        page.keyboard.press("Control+z")
+        assert "not saved" not in page.locator("#summary").text_content()
+        page.keyboard.press("Control+Shift+z")
+        page.keyboard.press("Control+s")
+        saved(page)
+        after = groups_of(output)
+        assert set(after[files]) == {target}
+        assert set(after.index[before != after]) == set(files)
+
+
+def test_in_a_narrow_window_pictures_are_selected_and_moved_by_the_menu(tmp_path):
+    folder, output = begin(tmp_path)
+    before = groups_of(output)
+    with served(folder, output) as (address, _), opened(address, width=400) as page:
+        sections = page.locator("section.group")
+        first, second = (sections.nth(i).get_attribute("aria-label") for i in range(2))
+        assert page.evaluate("document.documentElement.scrollWidth") <= 400
+        tiles = column(page, first).locator(".tile")
+        chosen = [tiles.nth(i).locator("img").get_attribute("alt") for i in range(1, 4)]
+        tiles.nth(1).click()
+        tiles.nth(3).click(modifiers=["Shift"])
+        page.select_option("#target", label="a new group")
+        page.click("#move")
+        page.keyboard.type("night")
+        page.keyboard.press("Enter")
+        box = column(page, "night").locator(".tile").first.bounding_box()
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= 400
+        drag_by_hand(page, column(page, second).locator(".tile").first, column(page, first))
+        page.click("#save")
+        saved(page)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 400
+        page.screenshot(path=tmp_path / "narrow.png")
+        after = groups_of(output)
+        assert set(after[chosen]) == {"night"}
+        assert (before != after).sum() == 4
+    with Image.open(tmp_path / "narrow.png") as picture:
+        assert picture.width == 400
+
+
+def test_groups_are_merged_and_borderline_pictures_come_first(tmp_path):
+    folder, output = begin(tmp_path)
+    before = groups_of(output)
+    with served(folder, output) as (address, _), opened(address) as page:
+        unsure = page.locator(".tile.unsure")
+        assert unsure.count() == 1
+        file = unsure.locator("img").get_attribute("alt")
+        assert (
+            column(page, before[file]).locator(".tile").first.locator("img").get_attribute("alt")
+            == file
+        )
+        first, second, *_ = sorted(set(before))
+        column(page, first).get_by_label("Merge into").select_option(label=second)
+        assert column(page, first).count() == 0
+        page.click("#save")
+        saved(page)
+        assert list(groups_of(output)) == [second if group == first else group for group in before]
+
+
+def test_what_another_window_saved_is_overwritten_only_if_one_says_so(tmp_path):
+    folder, output = begin(tmp_path)
+    with served(folder, output) as (address, _), opened(address) as page:
+        other = page.context.new_page()
+        other.goto(address)
+        other.wait_for_selector(".tile")
+        for window, name in ((page, "mine"), (other, "theirs")):
+            window.locator(".name").first.fill(name)
+            window.locator(".name").first.press("Enter")
+            window.click("#save")
+            window.wait_for_selector("#message:not([hidden])")
+        assert "mine" in set(groups_of(output))
+        assert "theirs" not in set(groups_of(output))
+        other.click("#overwrite")
+        saved(other)
+        assert "theirs" in set(groups_of(output))
+        assert "not saved" not in other.locator("#summary").text_content()
+        page.complaints[:] = [text for text in page.complaints if "409" not in text]
+
+
+def test_contrast_is_sufficient(tmp_path):
+    folder, output = begin(tmp_path)
+    with served(folder, output) as (address, _), opened(address) as page:
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            page.click("#help")
+            page.locator(".tile").first.click()
+            assert not page.evaluate(browser.CONTRAST), scheme
