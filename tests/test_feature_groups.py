@@ -151,7 +151,7 @@ def test_pretrained_features_find_styles_and_a_model_learns_beside(styles):
     assert said["num_experts"] == len(seen.centres)
     page = report_html(seen, folder)
     assert "How many groups?" in page
-    assert "What colour and contrast alone" in page
+    assert "What colour and brightness alone" in page
 
 
 def test_new_images_get_their_group_from_a_run_and_from_its_export(styles, tmp_path):

@@ -130,7 +130,8 @@ def stage_paths(network: str) -> dict[str, str]:
     names = []
     if title:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
-            names = stage_names(import_timm().create_model(title, num_classes=0, **options))
+            body = import_timm().create_model(title, num_classes=0, **options)
+            names = stage_names(body)
     if not names:
         raise HmoeError(
             f"the network {network!r} has no named stages whose styles could be mixed.",
@@ -196,7 +197,8 @@ def on_positions(mix, x: torch.Tensor, channels_last: bool = False, prefix: int 
     """
     tokens = x.dim() == 3
     if tokens:
-        z = x[:, prefix:]
+        maps = x[:, prefix:]
+        z = maps
     else:
         maps = x if channels_last else x.permute(0, 2, 3, 1)
         z = maps.flatten(1, 2)

@@ -31,6 +31,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socketserver import TCPServer
+from typing import Any
 
 import pandas as pd
 from PIL import Image, ImageOps
@@ -490,6 +491,7 @@ class Training:
 
     def _watch(self, process: subprocess.Popen, folder: Path, version: int):
         """Collect the lines of a process until it ends, and take over what it wrote."""
+        assert process.stdout is not None
         for line in process.stdout:
             with self._lock:
                 self._lines.append(line.rstrip()[:500])
@@ -524,6 +526,8 @@ class Training:
             if self.state != "running":
                 return
             self.state = "stopped"
+        assert self._process is not None  # it was running
+        assert self._thread is not None
         self._process.terminate()
         self._thread.join(10)
         if self._process.poll() is None:
@@ -595,6 +599,7 @@ _JSON, _HTML, _JPEG = "application/json", "text/html; charset=utf-8", "image/jpe
 class _Connection(BaseHTTPRequestHandler):
     """A connection whose every answer has the headers above, and every error is JSON."""
 
+    server: "GroupServer"  # pyright: ignore[reportIncompatibleVariableOverride]
     protocol_version = "HTTP/1.1"
     server_version = "hmoe"
     sys_version = ""
@@ -840,7 +845,9 @@ class GroupServer(ThreadingHTTPServer):
     def server_bind(self):
         """Bind the socket, without looking up the name of this computer."""
         TCPServer.server_bind(self)
-        self.server_name, self.server_port = self.server_address[:2]
+        host, port = self.server_address[:2]
+        self.server_name = str(host)
+        self.server_port = int(port)
 
     @property
     def address(self) -> str:
@@ -864,7 +871,7 @@ class GroupServer(ThreadingHTTPServer):
         except (OSError, HmoeError):
             raise Refusal(404, f"There is no {self.report_file.name} yet.") from None
 
-    def process_request(self, request, client_address):
+    def process_request(self, request: Any, client_address):
         """Answer a connection in a new thread, or close it if there are too many."""
         if not self._free.acquire(blocking=False):
             with contextlib.suppress(OSError):

@@ -438,7 +438,7 @@ def _group_by_features(config: RunConfig, data, experts: int | None, show) -> di
     points = space.project(features, classes)
     ranking = stability_table(points, max(8, experts or 0))
     count = experts or number_of_groups(ranking)
-    chosen = ranking.set_index("groups").loc[count]
+    chosen = ranking[ranking.groups == count].iloc[0]
     grouping = space.with_clusters(count, classes, features)
     codes = grouping.assign(features, classes)
     return {

@@ -297,7 +297,7 @@ def perceptual_hashes(thumbnails: np.ndarray) -> np.ndarray:
     hashes = np.zeros((len(thumbnails), _BITS * _BITS), np.float32)
     for start in range(0, len(thumbnails), 4096):
         block = thumbnails[start : start + 4096].astype(np.float32)
-        waves = dctn(block, axes=(1, 2), norm="ortho")[:, :_BITS, :_BITS]
+        waves = np.asarray(dctn(block, axes=(1, 2), norm="ortho"))[:, :_BITS, :_BITS]
         waves = waves.reshape(len(block), -1)
         waves[:, 0] = 0  # the mean
         above = waves > np.median(waves[:, 1:], axis=1, keepdims=True)
