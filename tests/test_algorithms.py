@@ -545,3 +545,24 @@ def test_d2v_scale_reaches_the_last_layer_and_no_other(block, norm):
     assert changed == {f"layers.{last}.weight", f"layers.{last}.bias"}
     for name in changed:
         assert torch.equal(scaled[name], 0.25 * plain[name])
+
+
+class Taught(ERM):
+    "A student of a teacher with ten classes."
+
+    def __init__(self, input_shape, num_classes, num_domains, hparams=None):
+        super().__init__(input_shape, num_classes, num_domains, hparams)
+        self.teacher = ERM(input_shape, 10, num_domains, hparams)
+        self.teacher.requires_grad_(False)
+
+    def loss(self, minibatches):
+        x, y = concatenate(minibatches)
+        logits = self.predict(x)
+        taught = F.cross_entropy(logits, self.teacher.predict(x).argmax(1))
+        return {"loss": F.cross_entropy(logits, y) + taught}
+
+
+def test_a_teacher_has_its_number_of_classes_and_is_named_as_fixed():
+    with pytest.raises(AssertionError, match=r'fixed = \("teacher.",\)'):
+        check_algorithm(Taught, num_classes=10)
+    check_algorithm(type("Fixed", (Taught,), {"fixed": ("teacher.",)}), num_classes=10)

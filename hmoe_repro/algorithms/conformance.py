@@ -141,7 +141,10 @@ def _check_movement(trained: Algorithm, initial: dict, phase_frozen=(), when: st
         else:
             moved.append(name)
     left = sorted(name for name in still if not name.startswith((*fixed, *phase_frozen)))
-    assert not left, f"parameters that training does not move{when}: {left}"
+    assert not left, (
+        f"parameters that training does not move{when}: {left}. If they are meant to stay, name "
+        f'the beginning of their names: fixed = ("{left[0].partition(".")[0]}.",)'
+    )
     moved = [name for name in moved if name.startswith(fixed)]
     assert not moved, f"parameters declared fixed that training moves{when}: {moved}"
 
@@ -246,17 +249,23 @@ def small_network(cls: type[Algorithm]) -> str:
 # %% ../../nbs/04_algorithms/04_conformance.ipynb #def-check-algorithm
 @undisturbed()
 def check_algorithm(
-    cls: type[Algorithm], input_shape=(3, 16, 16), num_domains=3, hparams=None, meta=None
+    cls: type[Algorithm],
+    input_shape=(3, 16, 16),
+    num_domains=3,
+    hparams=None,
+    meta=None,
+    num_classes: int = 4,
 ):
     """Run the conformance test of an algorithm, and restore the global random generators.
 
     Args:
         cls: the algorithm's class.
-        input_shape: (C, H, W) of the random images, which have four classes.
+        input_shape: (C, H, W) of the random images.
         num_domains: number of training domains.
         hparams: hyper-parameters in addition to the defaults and a small network.
         meta: key of metadata -> values, one of which each random image gets. A key in `needs_meta`
             has the values 0 and 1 by default.
+        num_classes: number of classes of the random images. A teacher needs its own number.
 
     Raises:
         AssertionError: if a rule is broken. The message says which.
@@ -265,7 +274,7 @@ def check_algorithm(
     columns: dict[str, Column] = {key: torch.arange(2) for key in cls.needs_meta}
     for key, values in (meta or {}).items():
         columns[key] = as_column(values, f"metadata {key!r} of check_algorithm")
-    trial = Trial(cls, input_shape, 4, num_domains, hparams, columns)
+    trial = Trial(cls, input_shape, num_classes, num_domains, hparams, columns)
     seed_everything(0)
     built = trial.build()
     phases = phase_hparams(built)
