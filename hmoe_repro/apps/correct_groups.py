@@ -491,8 +491,7 @@ class Training:
 
     def _watch(self, process: subprocess.Popen, folder: Path, version: int):
         """Collect the lines of a process until it ends, and take over what it wrote."""
-        assert process.stdout is not None
-        for line in process.stdout:
+        for line in process.stdout or ():
             with self._lock:
                 self._lines.append(line.rstrip()[:500])
         ended = "failed"

@@ -71,11 +71,14 @@ def _sharpness(grey: np.ndarray) -> float:
     if min(grey.shape) < 8:
         return math.nan
     inner = grey[1:-1, 1:-1]
-    up, down = grey[:-2, 1:-1], grey[2:, 1:-1]
-    left, right = grey[1:-1, :-2], grey[1:-1, 2:]
+    up = grey[:-2, 1:-1]
+    down = grey[2:, 1:-1]
+    left = grey[1:-1, :-2]
+    right = grey[1:-1, 2:]
     second = np.abs(4 * inner - up - down - left - right)
     first = np.hypot(right - left, down - up) / 2
-    strongest, slope = np.percentile(second, 99), np.percentile(first, 99)
+    strongest = np.percentile(second, 99)
+    slope = np.percentile(first, 99)
     return float(strongest / (slope + 1))
 
 
