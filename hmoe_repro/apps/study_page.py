@@ -101,7 +101,6 @@ def protocol_table(frame: pd.DataFrame) -> pd.DataFrame:
         table.append(("split", _SPLITS[name]))
     return pd.DataFrame(table, columns=["setting", "value"])
 
-
 # %% ../../nbs/09_apps/09_study_page.ipynb #def-sections
 @dataclass(frozen=True)
 class _Section:
