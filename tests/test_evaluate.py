@@ -346,15 +346,22 @@ def test_an_image_is_shown_once_and_tables_by_class_repeat_nothing(compared):
     assert {"balanced", "worst class"} <= set(text_of_measures(evaluated.measured("role")))
 
 
-def test_a_page_without_the_data_set_has_no_pictures_and_says_so(tmp_path, monkeypatch):
+def write_photos(folder, count):
+    "Images of three domains: dark ones of class x and bright ones of class y, some of them close."
+    for domain in "abc":
+        for label in "xy":
+            place = folder / domain / label
+            place.mkdir(parents=True)
+            for i in range(count):
+                shade = (0 if label == "x" else 90) + 160 * i // count
+                noise = np.random.default_rng([i, *map(ord, domain + label)])
+                pixels = shade + noise.integers(0, 5, (16, 16, 3))
+                Image.fromarray(pixels.astype(np.uint8)).save(place / f"{i}.png")
+
+
+def test_a_page_without_the_data_set_has_no_pictures_and_says_so(tmp_path, monkeypatch, own_names):
     monkeypatch.chdir(tmp_path)
-    for domain in ("a", "b", "c"):
-        for label in ("x", "y"):
-            folder = tmp_path / "photos" / domain / label
-            folder.mkdir(parents=True)
-            for i in range(10):
-                shade = np.random.default_rng(i).integers(0, 255, (16, 16, 3), np.uint8)
-                Image.fromarray(shade).save(folder / f"{i}.png")
+    write_photos(tmp_path / "photos", 10)
     store = RunStore(tmp_path / "runs")
     hparams = {"batch_size": 4}
     options = {"network": "small_cnn", "resolution": 16, "steps": 2, "hparams": hparams}
@@ -363,7 +370,8 @@ def test_a_page_without_the_data_set_has_no_pictures_and_says_so(tmp_path, monke
     evaluated = evaluate(config.run_id, store=store)
     text = evaluated.save("with.html").read_text(encoding="utf-8")
     assert text.count("<img") == 3  # confusion, diagram, sheet
-    monkeypatch.setattr(registry, "DATASETS", {"DigitDomains": registry.DATASETS["DigitDomains"]})
+    CONFIG.datasets = ()  # as in a new process, in another folder
+    del registry.DATASETS["photos"], registry._OWN["photos"]
     monkeypatch.chdir(tmp_path / "runs")
     with pytest.warns(UserWarning, match="photos"):
         text = evaluated.save(tmp_path / "without.html").read_text(encoding="utf-8")
@@ -376,17 +384,10 @@ def test_a_page_without_the_data_set_has_no_pictures_and_says_so(tmp_path, monke
     assert record["predictions"]["images"] == 60
 
 
-def test_validation_images_are_those_of_the_record_only_without_augmentation(tmp_path):
+def test_validation_images_are_those_of_the_record_only_without_augmentation(tmp_path, own_names):
     "The record scores augmented validation images of a folder, predictions never do."
-    for domain in ("a", "b", "c"):
-        for label in ("x", "y"):
-            folder = tmp_path / "photos" / domain / label
-            folder.mkdir(parents=True)
-            for i in range(25):
-                generator = np.random.default_rng([i, label == "x", ord(domain)])
-                shade = generator.integers(0, 255, (16, 16, 3), np.uint8)
-                Image.fromarray(shade).save(folder / f"{i}.png")
-    options = {"network": "small_cnn", "resolution": 16, "steps": 20}
+    write_photos(tmp_path / "photos", 40)
+    options = {"network": "small_cnn", "resolution": 16, "steps": 60}
     equal = {}
     for augmented in (False, True):
         hparams = {"batch_size": 8, "val_augment": augmented}
