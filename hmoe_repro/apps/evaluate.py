@@ -267,7 +267,7 @@ def text_of_measures(table: pd.DataFrame) -> pd.DataFrame:
     """
     text = table.copy()
     if "label" in text:
-        repeated = [f"{name}{end}" for name in _HEADINGS for end in ("", "_se")]
+        repeated = [*_HEADINGS, *map("{}_se".format, _HEADINGS)]
         text = text.drop(columns=repeated, errors="ignore")
     for name in _WITH_ERRORS:
         if name not in text or f"{name}_se" not in text:
