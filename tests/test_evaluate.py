@@ -208,6 +208,14 @@ def test_the_page_is_whole_and_needs_nothing(compared, tmp_path):
     assert all(address.startswith("data:image/png;base64,") for address in addresses)
     for run_id in compared.frame.run_id:
         assert run_id in text
+    by_class = text.split("<h2>By class</h2>")[1].split("</table>")[0]
+    rows = [re.findall(r"<td>(.*?)</td>", row)[:4] for row in by_class.split("<tr>")[1:]]
+    expected = []
+    for role in ("test", "validation"):
+        for name in ("ERM", "IRM"):
+            expected += [[name, "default", role, str(i)] for i in range(10)]
+    assert rows == [row for row in expected if row in rows]  # a class may have no image
+    assert len(rows) > 30
     files = evaluate(compared).save_tables(tmp_path / "tables")
     images = pd.read_csv(next(f for f in files if f.name == "images.csv"))
     assert len(images) == len(hm.predictions(compared))
@@ -339,7 +347,8 @@ def test_an_image_is_shown_once_and_tables_by_class_repeat_nothing(compared):
     figure = evaluated.contact_sheet(3, "ERM")
     titles = [axis.get_title() for axis in figure.axes]
     for title, row in zip(titles, worst.itertuples()):
-        assert title == f"label: {row.label}\n{row.probability:.0%} {row.predicted}\n{row.id}"
+        predicted = f"predicted ({row.probability:.0%}): {row.predicted}"
+        assert title == f"label: {row.label}\n{predicted}\n{row.id}"
     plt.close(figure)
     by_class = text_of_measures(evaluated.measured(("role", "label")))
     assert not {"balanced", "worst class"} & set(by_class)

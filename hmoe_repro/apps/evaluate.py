@@ -358,7 +358,8 @@ def _caption(row: dict) -> str:
     name = row["id"]
     if len(name) > _MOST_LETTERS:
         name = "…" + name[1 - _MOST_LETTERS :]
-    lines = [f"label: {row['label']}", f"{row['probability']:.0%} {row['predicted']}", name]
+    predicted = f"predicted ({row['probability']:.0%}): {row['predicted']}"
+    lines = [f"label: {row['label']}", predicted, name]
     return "\n".join(_shortened(line) for line in lines)
 
 
@@ -658,11 +659,15 @@ def _worst_pictures(evaluated: Evaluated, algorithms: list[str]) -> tuple[dict[s
     return sheets, ""
 
 
-def _shown(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of the page as text, test images first."""
-    order = list(ROLES.values())
-    table = table.sort_values("role", key=lambda roles: roles.map(order.index), kind="stable")
-    return text_of_measures(table)
+def _shown(evaluated: Evaluated, by: tuple[str, ...]) -> pd.DataFrame:
+    """Return measures of the page as text, test images first, classes in their order."""
+    table = evaluated.measured(by)
+    orders = {"role": list(ROLES.values()), "algorithm": list(dict.fromkeys(table.algorithm))}
+    if "label" in by:
+        orders["label"] = list(evaluated.images.label.cat.categories)
+    ranks = {name: table[name].map(order.index) for name, order in orders.items()}
+    rows = pd.DataFrame(ranks).sort_values(list(ranks), kind="stable").index
+    return text_of_measures(table.loc[rows])
 
 
 _SHOWN_DIFFERENCES = ["algorithm", "mode", "measure", "unit", "difference", "low", "high"]
@@ -685,9 +690,9 @@ def _write_page(evaluated: Evaluated, path: Path) -> Path:
     page = template("evaluation.html").render(
         title="Evaluation of " + ", ".join(algorithms),
         verdict=evaluated.verdict,
-        by_role=_shown(evaluated.measured("role")),
-        by_domain=_shown(evaluated.measured(("role", "domain"))),
-        by_class=_shown(evaluated.measured(("role", "label"))),
+        by_role=_shown(evaluated, ("role",)),
+        by_domain=_shown(evaluated, ("role", "domain")),
+        by_class=_shown(evaluated, ("role", "label")),
         detected=text_of_measures(evaluated.detected),
         differences=text_table(differences, 3),
         not_compared=not_compared,
