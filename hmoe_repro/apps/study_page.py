@@ -74,6 +74,13 @@ def _values_text(frame: pd.DataFrame, column: str) -> str:
     return ", ".join(texts)
 
 
+def _validation_text(images) -> str:
+    """Say whether validation images are augmented, by the options of image files of a run."""
+    if isinstance(images, dict) and images.get("val_augment"):
+        return "augmented at each checkpoint"
+    return "not augmented"
+
+
 @public(frame=Results)
 def protocol_table(frame: pd.DataFrame) -> pd.DataFrame:
     """List the settings with which runs were trained.
@@ -90,9 +97,8 @@ def protocol_table(frame: pd.DataFrame) -> pd.DataFrame:
     '701'
     """
     rows = runs(frame)
-    augmented = [bool(images and images.get("val_augment")) for images in rows.images]
-    words = ["augmented at each checkpoint" if a else "not augmented" for a in augmented]
-    rows = rows.assign(validation=words)
+    if "images" in rows:
+        rows = rows.assign(validation=[_validation_text(images) for images in rows.images])
     table = []
     for column, heading in _SETTINGS.items():
         if column in rows and rows[column].notna().any():
