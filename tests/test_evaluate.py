@@ -4,24 +4,37 @@ import re
 import subprocess
 import sys
 
+import matplotlib.pyplot as plt
 import nbformat
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from nbclient import NotebookClient
+from PIL import Image
 from typer.testing import CliRunner
 
 import hmoe_repro as hm
 from hmoe_repro.analysis import measures
 from hmoe_repro.analysis.statistics import contrasts
 from hmoe_repro.apps.compare import compare
-from hmoe_repro.apps.evaluate import evaluate, predictions
+from hmoe_repro.apps.evaluate import (
+    Evaluated,
+    _reliability_figure,
+    _worst_images,
+    evaluate,
+    predictions,
+    text_of_measures,
+)
 from hmoe_repro.cli.app import app
 from hmoe_repro.core.config import CONFIG
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import repo_root
+from hmoe_repro.core.style import ALGORITHM_COLOURS
+from hmoe_repro.data import registry
+from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.predictions import PREDICTIONS_FILE, read_predictions
+from hmoe_repro.training.run import run
 from hmoe_repro.training.store import RunStore
 
 
@@ -195,6 +208,14 @@ def test_the_page_is_whole_and_needs_nothing(compared, tmp_path):
     assert all(address.startswith("data:image/png;base64,") for address in addresses)
     for run_id in compared.frame.run_id:
         assert run_id in text
+    by_class = text.split("<h2>By class</h2>")[1].split("</table>")[0]
+    rows = [re.findall(r"<td>(.*?)</td>", row)[:4] for row in by_class.split("<tr>")[1:]]
+    expected = []
+    for role in ("test", "validation"):
+        for name in ("ERM", "IRM"):
+            expected += [[name, "default", role, str(i)] for i in range(10)]
+    assert rows == [row for row in expected if row in rows]  # a class may have no image
+    assert len(rows) > 30
     files = evaluate(compared).save_tables(tmp_path / "tables")
     images = pd.read_csv(next(f for f in files if f.name == "images.csv"))
     assert len(images) == len(hm.predictions(compared))
@@ -220,6 +241,201 @@ def test_the_command_trains_keeps_and_measures(tmp_path, monkeypatch):
     again = CliRunner().invoke(app, train.split())  # finished: predicted from its weights
     assert again.exit_code == 0, again.output
     assert (folder / PREDICTIONS_FILE).exists()
+
+
+def test_the_ece_of_the_diagram_is_that_of_the_table(compared):
+    evaluated = evaluate(compared)
+    figure = _reliability_figure(evaluated)
+    (axis,) = figure.axes
+    lines, texts = axis.get_legend_handles_labels()
+    table = evaluated.measured("role").query("role == 'test'").set_index("algorithm")
+    assert texts == [f"{name}, ECE {table.ece[name]:.3f}" for name in ("ERM", "IRM")]
+    assert lines[0].get_color() == ALGORITHM_COLOURS["ERM"]
+    pooled = measures.calibration_error(evaluated.images.query("algorithm == 'ERM'"))
+    assert f"{pooled:.3f}" not in texts[0]  # of other images, so the test can fail
+    plt.close(figure)
+    _, axis = plt.subplots()
+    measures.plot_reliability(axis, made_by_hand().query("role == 'test'"), "by hand")
+    assert axis.get_legend_handles_labels()[1] == ["by hand, ECE 0.400"]
+    plt.close(axis.figure)
+
+
+def run_rows(run_id, seed, test_domain, correct):
+    "Test images of a run, of two groups: four of group a, then two of group b."
+    rows = pd.concat([made_by_hand().iloc[:1]] * 6, ignore_index=True)
+    rows = rows.assign(run_id=run_id, algorithm="ERM", mode="default", dataset="D")
+    rows = rows.assign(test_domain=test_domain, trial_seed=seed, correct=correct)
+    return rows.assign(**{"meta.group": list("aaaabb")})
+
+
+def test_the_worst_group_is_the_one_of_each_run():
+    images = pd.concat(
+        [
+            run_rows("r0", 0, "x", [1, 1, 1, 0, 1, 0]),  # a 0.75, b 0.5
+            run_rows("r1", 0, "y", [1, 0, 0, 0, 1, 1]),  # a 0.25, b 1.0
+            run_rows("r2", 1, "x", [1, 1, 1, 1, 0, 0]),  # a 1.0, b 0.0
+            run_rows("r3", 1, "y", [1, 1, 1, 1, 1, 0]),  # a 1.0, b 0.5
+        ],
+        ignore_index=True,
+    )
+    (row,) = Evaluated(images, [], None).worst_group("meta.group").itertuples()
+    of_seeds = [(0.5 + 0.25) / 2, (0.0 + 0.5) / 2]
+    assert (row.role, row.runs, row.seeds, row.worst_group) == ("test", 4, 2, "b")
+    assert row.worst_group_accuracy == pytest.approx(np.mean(of_seeds))
+    assert row.worst_group_accuracy_se == pytest.approx(abs(of_seeds[0] - of_seeds[1]) / 2)
+    assert measures.worst_group(images, "meta.group").accuracy == pytest.approx(0.5)  # pooled
+    with pytest.raises(HmoeError):
+        Evaluated(images, [], None).worst_group("meta.grup")
+
+
+def test_differences_and_detection_are_those_of_the_frame(compared):
+    evaluated = evaluate(compared)
+    table = evaluated.differences()
+    assert list(dict.fromkeys(table.measure)) == ["accuracy", "nll", "brier", "ece"]
+    frame = evaluated.frame
+    means = frame.groupby("algorithm")[["accuracy", "ece"]].mean().loc["IRM"]
+    means = means - frame.groupby("algorithm")[["accuracy", "ece"]].mean().loc["ERM"]
+    average = table[table.test_domain == "Average"].set_index("measure")
+    assert average.difference["ece"] == pytest.approx(means.ece)
+    assert average.difference["accuracy"] == pytest.approx(100 * means.accuracy)
+    assert average.unit["accuracy"] == "points"
+    assert average.corrected_for.tolist() == [1] * 4
+    assert set(table[table.test_domain != "Average"].corrected_for) == {2}
+    detected = evaluated.detected.set_index("algorithm")
+    of_seeds = frame[frame.algorithm == "IRM"].groupby("trial_seed").auroc_energy.mean()
+    assert detected.auroc_energy["IRM"] == pytest.approx(of_seeds.mean())
+    assert detected.auroc_energy_se["IRM"] == pytest.approx(of_seeds.std(ddof=1) / 2**0.5)
+    alone = evaluate(list(frame[frame.algorithm == "ERM"].run_id), store=compared.store)
+    with pytest.raises(HmoeError):
+        alone.differences()
+
+
+def test_all_frames_are_written_as_tables(compared, tmp_path):
+    evaluated = evaluate(compared)
+    written = {f.stem: pd.read_csv(f) for f in evaluated.save_tables(tmp_path / "tables")}
+    cells = written["confusion"].query("algorithm == 'IRM'")
+    assert cells.images.sum() == len(evaluated.images.query("algorithm == 'IRM' & role == 'test'"))
+    right = cells[cells.label == cells.predicted].images.sum()
+    assert right == np.trace(evaluated.confusion("IRM", normalise=False))
+    bins = written["reliability"].query("algorithm == 'IRM'")
+    assert bins.images.tolist() == evaluated.reliability("IRM").images.tolist()
+    assert len(written["differences"]) == len(evaluated.differences())
+    assert written["detection"].algorithm.tolist() == ["ERM", "IRM"]
+    one = evaluate(compared.frame.run_id.iloc[0], store=compared.store)
+    names = {f.stem for f in one.save_tables(tmp_path / "one")}
+    assert names == set(written) - {"differences"}
+
+
+def test_logits_of_predictions_are_those_of_the_file(compared):
+    run_id = compared.frame.run_id.iloc[0]
+    images = predictions(run_id, roles="test", store=compared.store, logits=True)
+    stored = read_predictions(compared.store.path(run_id))
+    of_test = torch.tensor([role == "test" for role in stored.role])
+    names = [f"logit {name}" for name in stored.class_names]
+    assert np.array_equal(images[names].to_numpy(), stored.logits_of()[of_test].double().numpy())
+    assert "logit 0" not in predictions(run_id, store=compared.store)
+
+
+def test_an_image_is_shown_once_and_tables_by_class_repeat_nothing(compared):
+    evaluated = evaluate(compared)
+    of_test = evaluated.images.query("algorithm == 'ERM' and role == 'test'")
+    assert of_test.duplicated(["domain", "id"]).any()  # a seed for each
+    worst = _worst_images(of_test, 300)
+    assert not worst.duplicated(["domain", "id"]).any()
+    largest = of_test.groupby(["domain", "id"], observed=True).loss.max().nlargest(300)
+    assert worst.loss.tolist() == pytest.approx(largest.tolist())
+    figure = evaluated.contact_sheet(3, "ERM")
+    titles = [axis.get_title() for axis in figure.axes]
+    for title, row in zip(titles, worst.itertuples()):
+        predicted = f"predicted ({row.probability:.0%}): {row.predicted}"
+        assert title == f"label: {row.label}\n{predicted}\n{row.id}"
+    plt.close(figure)
+    by_class = text_of_measures(evaluated.measured(("role", "label")))
+    assert not {"balanced", "worst class"} & set(by_class)
+    assert {"balanced", "worst class"} <= set(text_of_measures(evaluated.measured("role")))
+
+
+def write_photos(folder, count):
+    "Images of three domains: dark ones of class x and bright ones of class y, some of them close."
+    for domain in "abc":
+        for label in "xy":
+            place = folder / domain / label
+            place.mkdir(parents=True)
+            for i in range(count):
+                shade = (0 if label == "x" else 90) + 160 * i // count
+                noise = np.random.default_rng([i, *map(ord, domain + label)])
+                pixels = shade + noise.integers(0, 5, (16, 16, 3))
+                Image.fromarray(pixels.astype(np.uint8)).save(place / f"{i}.png")
+
+
+def test_a_page_without_the_data_set_has_no_pictures_and_says_so(tmp_path, monkeypatch, own_names):
+    monkeypatch.chdir(tmp_path)
+    write_photos(tmp_path / "photos", 10)
+    store = RunStore(tmp_path / "runs")
+    hparams = {"batch_size": 4}
+    options = {"network": "small_cnn", "resolution": 16, "steps": 2, "hparams": hparams}
+    config = make_config("ERM", "photos", ["a"], **options)
+    record = run(config, store, save_predictions=True)
+    evaluated = evaluate(config.run_id, store=store)
+    text = evaluated.save("with.html").read_text(encoding="utf-8")
+    assert text.count("<img") == 3  # confusion, diagram, sheet
+    CONFIG.datasets = ()  # as in a new process, in another folder
+    del registry.DATASETS["photos"], registry._OWN["photos"]
+    monkeypatch.chdir(tmp_path / "runs")
+    with pytest.warns(UserWarning, match="photos"):
+        text = evaluated.save(tmp_path / "without.html").read_text(encoding="utf-8")
+    assert text.count("<img") == 2
+    assert "photos" in text
+    with pytest.raises(HmoeError) as caught:
+        evaluated.contact_sheet()
+    assert "--dataset" not in str(caught.value)
+    assert caught.value.choices is None
+    assert record["predictions"]["images"] == 60
+
+
+def test_validation_images_are_those_of_the_record_only_without_augmentation(tmp_path, own_names):
+    "The record scores augmented validation images of a folder, predictions never do."
+    write_photos(tmp_path / "photos", 40)
+    options = {"network": "small_cnn", "resolution": 16, "steps": 60}
+    equal = {}
+    for augmented in (False, True):
+        hparams = {"batch_size": 8, "val_augment": augmented}
+        config = make_config(
+            "ERM",
+            str(tmp_path / "photos"),
+            ["a"],
+            hparams=hparams,
+            checkpoint_frequency=5,
+            **options,
+        )
+        store = RunStore(tmp_path / "runs")
+        record = run(config, store, save_predictions=True)
+        images = predictions(config.run_id, store=store)
+        selected = record["selected"]["default"]
+        of_test = images[images.role == "test"].correct.mean()
+        assert of_test == pytest.approx(selected["test_accuracy"], abs=1e-12)
+        validated = images[images.role == "validation"]
+        of_domains = validated.groupby("domain", observed=True).correct.mean()
+        point = next(p for p in record["checkpoints"] if p["step"] == selected["step"])
+        stated = [point["accuracies"][domain]["out"]["default"] for domain in of_domains.index]
+        equal[augmented] = of_domains.tolist() == pytest.approx(stated, abs=1e-12)
+    assert equal[False]
+    assert not equal[True]
+
+
+def test_the_script_of_the_docs_gives_the_numbers_of_evaluate(compared, monkeypatch, capsys):
+    text = (repo_root() / "docs" / "evaluate.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.S)
+    (script,) = [block for block in blocks if "safe_open" in block]
+    assert "hmoe_repro" not in script
+    monkeypatch.chdir(compared.store.folder.parent)
+    for row in evaluate(compared).frame.itertuples():
+        found = {}
+        folder = compared.store.path(row.run_id).as_posix()
+        exec(script.replace("runs/RUN", folder), found)
+        assert found["accuracy"] == pytest.approx(row.accuracy, abs=1e-9)
+        assert found["ece"] == pytest.approx(row.ece, abs=1e-9)
+        assert f"ECE {row.ece:.4f}" in capsys.readouterr().out
 
 
 # Memory

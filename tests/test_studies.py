@@ -639,6 +639,8 @@ MISTAKES = [
         "unknown rule 'best'. Valid: training-domain",
     ),
     ("[hparams.all]", 'arrays.algorithms = ["CORAL"]\n[hparams.all]', 13, "unknown algorithm in a"),
+    ("steps = 5", "save_predictions = true", 9, "no setting .*hmoe sweep --save-predictions"),
+    ("steps = 7", "save_predictions = true", 24, "no setting .*hmoe sweep --save-predictions"),
     ('["DigitDomainsTiny"]', '["SineIntervals"]', 2, "the toy has other algorithms. Fix"),
 ]
 

@@ -2,11 +2,18 @@
 
 import re
 
+import matplotlib.pyplot as plt
 import pytest
 
-from hmoe_repro.analysis.results import frame_of, load_study, with_omitted_defaults
+from hmoe_repro.analysis.results import checkpoints, frame_of, load_study, with_omitted_defaults
 from hmoe_repro.analysis.statistics import contrasts
-from hmoe_repro.apps.study_page import environment_table, study_page
+from hmoe_repro.apps.study_page import (
+    _curves_figure,
+    _losses_not_drawn,
+    environment_table,
+    protocol_table,
+    study_page,
+)
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.training.predictions import PREDICTIONS_FILE
 from hmoe_repro.training.run import run
@@ -83,6 +90,39 @@ def test_saved_predictions_become_confusion_matrices(tmp_path):
     text = study_page(file, store, tmp_path / "pages").read_text(encoding="utf-8")
     assert "--save-predictions" in text
     assert text.count("<svg") == 2
+
+
+def test_settings_name_the_algorithms_whose_values_differ():
+    records = load_study("quick-balance")[:4]
+    for record, algorithm in zip(records, ("A", "A", "B", "B")):
+        config = record["config"] | {"algorithm": algorithm, "trial_seed": 0}
+        config["hparams"] = config["hparams"] | {"lr": 0.5 if algorithm == "B" else 0.25}
+        record["config"] = config
+    records[1]["config"]["trial_seed"] = 1
+    records[3]["config"]["trial_seed"] = 1
+    value = protocol_table(frame_of(records)).set_index("setting").value
+    assert value["network"] == "small_cnn"
+    assert value["learning rate"] == "0.25 (A), 0.5 (B)"
+    assert value["trial seeds"] == "0, 1"
+    assert (value["updates"], value["pixels a side"]) == ("701", "16")
+    assert value["validation images"] == "not augmented"
+    records[2]["config"]["images"] = {"val_augment": True}
+    records[3]["config"]["images"] = {"val_augment": True}
+    value = protocol_table(frame_of(records)).set_index("setting").value
+    assert value["validation images"].startswith("not augmented (A), augmented")
+
+
+def test_losses_without_a_panel_are_named(tmp_path):
+    records = load_study("quick-balance")
+    curves = checkpoints(frame_of(records))
+    losses = [q for q in curves.quantity.unique() if not q.endswith("_accuracy")]
+    assert len(losses) > 2
+    drawn = [axis.get_title() for axis in _curves_figure(curves).axes]
+    plt.close("all")
+    left_out = _losses_not_drawn(curves)
+    assert set(losses) - set(drawn) == set(left_out)
+    text = study_page("quick-balance", stored(records, tmp_path / "runs"), tmp_path)
+    assert f"Logged but not drawn: {', '.join(left_out)}." in text.read_text(encoding="utf-8")
 
 
 def test_circumstances_count_the_runs_of_each_commit_and_device():

@@ -65,7 +65,12 @@ def calibration_error(frame: pd.DataFrame, bins: int = CALIBRATION_BINS) -> floa
 # %% ../../nbs/07_analysis/20_measures.ipynb #def-plot-reliability
 @public(frame=Images, axis=object)
 def plot_reliability(
-    axis, frame: pd.DataFrame, label: str = "", bins: int = CALIBRATION_BINS, **style
+    axis,
+    frame: pd.DataFrame,
+    label: str = "",
+    bins: int = CALIBRATION_BINS,
+    error: float | None = None,
+    **style,
 ):
     """Draw a reliability diagram: accuracy over probability, in bins.
 
@@ -74,10 +79,14 @@ def plot_reliability(
         frame: a row for each image.
         label: name of the curve in the legend. The calibration error is added.
         bins: number of bins of equal width.
+        error: calibration error in the legend, such as the mean over runs. The default is that of
+            all images of the frame together.
         style: further arguments of `Axes.plot`.
     """
     table = reliability(frame, bins).dropna()
-    name = f"{label}, ECE {calibration_error(frame, bins):.2f}".lstrip(", ")
+    if error is None:
+        error = calibration_error(frame, bins)
+    name = f"{label}, ECE {error:.3f}".lstrip(", ")
     axis.plot([0, 1], [0, 1], color="grey", linestyle=":", linewidth=1, zorder=0)
     (line,) = axis.plot(table.confidence, table.accuracy, label=name, **style)
     share = table.images / table.images.sum()
@@ -137,6 +146,9 @@ def measure_images(frame: pd.DataFrame, by: str | Sequence[str] = "role") -> pd.
 @public(frame=Images, by=str | Sequence[str])
 def worst_group(frame: pd.DataFrame, by: str | Sequence[str] = "domain") -> pd.Series:
     """Return the group of images with the lowest accuracy.
+
+    All images of a group count together, also if they come from several runs.
+    `Evaluated.worst_group` finds the worst group of each run and averages over runs.
 
     Args:
         frame: a row for each image.

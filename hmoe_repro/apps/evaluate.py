@@ -9,6 +9,7 @@ __all__ = ['HELD_OUT', 'predictions', 'text_of_measures', 'Evaluated', 'evaluate
 import base64
 import io
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,12 +20,13 @@ import torch
 
 from .. import __version__
 from ..analysis import measures
-from ..analysis.results import frame_of
+from ..analysis.results import frame_of, metric_of
+from ..analysis.statistics import contrasts, interval_note
 from ..analysis.tables import row_name
 from ..analysis.writers import csv_text, template, text_table
 from ..core.errors import Device, HmoeError, Place, check_choice, plural, public
 from ..core.files import ensure_writable, expanded, write_atomic
-from ..core.style import use_style
+from ..core.style import colours, use_style
 from ..report.study_report import collect_study
 from ..studies.study_file import STUDIES
 from ..training.model import build_dataset
@@ -99,11 +101,13 @@ def _role_names(roles: Sequence[str] | str | None) -> list[str]:
     return [check_choice(name, known, "role of an image") for name in names]
 
 
-def _frame_of_run(record: Record, stored, mode: str | None, roles: list[str]) -> pd.DataFrame:
+def _frame_of_run(
+    record: Record, stored, mode: str | None, roles: list[str], logits: bool
+) -> pd.DataFrame:
     """Return the frame of a run's predictions, with the columns that name the run."""
     run = summary_of(record)
     mode = mode or stored.modes[0]
-    frame = stored.frame(mode)
+    frame = stored.frame(mode, logits)
     frame = frame[frame.role.isin(roles)]
     of_run = {
         "run_id": run.run_id,
@@ -135,6 +139,7 @@ def _read_predictions(
     device,
     data_dir,
     trust_code: bool,
+    logits: bool = False,
 ) -> pd.DataFrame:
     """Read or compute the predictions of runs: a row for each run and image."""
     evaluable = [record for record in records if _is_evaluable(record)]
@@ -147,7 +152,7 @@ def _read_predictions(
     for record in evaluable:
         folder = store.path(record["run_id"])
         stored = ensure_predictions(record, folder, device, data_dir, trust_code)
-        frames.append(_frame_of_run(record, stored, mode, roles))
+        frames.append(_frame_of_run(record, stored, mode, roles, logits))
     return pd.concat(_with_common_categories(frames), ignore_index=True)
 
 
@@ -160,6 +165,7 @@ def predictions(
     device: str = "auto",
     data_dir=None,
     trust_code: bool = False,
+    logits: bool = False,
 ) -> pd.DataFrame:
     """Return the predictions of runs, a row for each run and image.
 
@@ -174,6 +180,7 @@ def predictions(
         data_dir: folder of data sets, for missing predictions.
         trust_code: whether to run an algorithm's source from the store although its file was not
             named in this process.
+        logits: whether to add a column `logit <class>` for each class.
 
     Returns:
         run_id, algorithm, mode, dataset, test_domain, trial_seed, and the columns of
@@ -187,7 +194,7 @@ def predictions(
     """
     records, store = _find_records(source, store)
     names = _role_names(roles)
-    return _read_predictions(records, store, mode, names, device, data_dir, trust_code)
+    return _read_predictions(records, store, mode, names, device, data_dir, trust_code, logits)
 
 # %% ../../nbs/09_apps/08_evaluate.ipynb #def-evaluated
 _MEASURES = ("accuracy", "balanced_accuracy", "worst_class_accuracy", "nll", "brier", "ece")
@@ -199,10 +206,23 @@ def _measured_by_run(images: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     return measures.measure_images(images, columns)
 
 
-def _averaged(measured: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+def _detected_by_run(images: pd.DataFrame) -> pd.DataFrame:
+    """Return `measures.detection` of each run, with the columns that name the run."""
+    rows = []
+    for key, group in images.groupby(list(_RUN_COLUMNS), sort=False, observed=True):
+        rows.append(dict(zip(_RUN_COLUMNS, key)) | measures.detection(group))
+    return pd.DataFrame(rows)
+
+
+def _averaged(measured: pd.DataFrame, by: list[str], names: Sequence[str] = _MEASURES):
     """Average measures of runs: a row for each algorithm, mode and group.
 
     The runs of a trial seed, one for each test domain, are averaged first.
+
+    Args:
+        measured: a row for each run and group.
+        by: columns of the group.
+        names: columns to average.
 
     Returns:
         algorithm, mode, `by`, number of runs and of trial seeds, and for each measure its mean and,
@@ -211,27 +231,71 @@ def _averaged(measured: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     rows = []
     keys = ["algorithm", "mode", *by]
     for key, group in measured.groupby(keys, sort=False, observed=True):
-        of_seeds = group.groupby("trial_seed")[list(_MEASURES)].mean()
+        of_seeds = group.groupby("trial_seed")[list(names)].mean()
         row: dict[str, object] = dict(zip(keys, key))
         row |= {"runs": len(group), "seeds": len(of_seeds)}
-        for name in _MEASURES:
+        for name in names:
             row[name] = of_seeds[name].mean()
             row[f"{name}_se"] = of_seeds[name].sem()
         rows.append(row)
     return pd.DataFrame(rows)
 
 
+def _worst_groups(images: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+    """Average the lowest accuracy of a group in each run, as `Evaluated.worst_group`."""
+    groups = [name for name in by if name != "role"]
+    measured = _measured_by_run(images, ["role", *groups])
+    lowest = measured.groupby(["run_id", "role"], sort=False).accuracy.idxmin()
+    worst = measured.loc[lowest].rename(columns={"accuracy": "worst_group_accuracy"})
+    worst["group"] = worst[groups].astype(str).agg(", ".join, axis=1)
+    table = _averaged(worst, ["role"], ["worst_group_accuracy"])
+    most_often = worst.groupby(["algorithm", "mode", "role"], sort=False).group
+    names = most_often.agg(lambda found: found.mode()[0]).rename("worst_group").reset_index()
+    return table.merge(names, on=["algorithm", "mode", "role"])
+
+# %% ../../nbs/09_apps/08_evaluate.ipynb #def-texts
+_AREAS = [f"auroc_{name}" for name in measures.DETECTION_SCORES.values()]
 _HEADINGS = {"balanced_accuracy": "balanced", "worst_class_accuracy": "worst class"}
+_WITH_ERRORS = (*_MEASURES, *_AREAS, "worst_group_accuracy")
 
 
 def text_of_measures(table: pd.DataFrame) -> pd.DataFrame:
-    """Merge each mean of `Evaluated.measured` and its standard error into a text, for people."""
+    """Merge each mean of `Evaluated.measured` and its standard error into a text, for people.
+
+    In a table by class, the balanced accuracy and the one of the worst class repeat the accuracy,
+    and are left out.
+    """
     text = table.copy()
-    for name in _MEASURES:
+    if "label" in text:
+        repeated = [*_HEADINGS, *map("{}_se".format, _HEADINGS)]
+        text = text.drop(columns=repeated, errors="ignore")
+    for name in _WITH_ERRORS:
+        if name not in text or f"{name}_se" not in text:
+            continue
         error = text.pop(f"{name}_se")
         pairs = zip(text[name], error)
         text[name] = [f"{m:.3f}" if pd.isna(e) else f"{m:.3f} ± {e:.3f}" for m, e in pairs]
     return text.rename(columns=_HEADINGS)
+
+
+def _baseline_of(evaluated: "Evaluated") -> str:
+    """Return the algorithm with which the others are compared: ERM, or the first one."""
+    names = list(dict.fromkeys(evaluated.images.algorithm))
+    return "ERM" if "ERM" in names else names[0]
+
+
+_COMPARED = ("accuracy", "nll", "brier", "ece")
+
+
+def _differences(frame: pd.DataFrame, baseline) -> pd.DataFrame:
+    """Compare several measures of runs with a baseline, as `Evaluated.differences`."""
+    parts = []
+    for name in _COMPARED:
+        table = contrasts(frame, baseline, metric=name)
+        table.insert(2, "measure", name)
+        table.insert(3, "unit", metric_of(name).unit)
+        parts.append(table)
+    return pd.concat(parts, ignore_index=True)
 
 # %% ../../nbs/09_apps/08_evaluate.ipynb #def-parts
 def _verdict_of(images: pd.DataFrame) -> str:
@@ -257,7 +321,7 @@ def _verdict_of(images: pd.DataFrame) -> str:
         lines.append(f"{line} It is {too}: its mean probability is {100 * confidence:.1f} %.")
     return " ".join(lines)
 
-
+# %% ../../nbs/09_apps/08_evaluate.ipynb #def-sheets
 def _pictures_of(rows: pd.DataFrame, records: list[Record], data_dir) -> list:
     """Return the pictures, (H, W, C) or (H, W), of some rows of predictions.
 
@@ -270,38 +334,92 @@ def _pictures_of(rows: pd.DataFrame, records: list[Record], data_dir) -> list:
     configs = {run.run_id: RunConfig.from_dict(run.config) for run in runs}
     pictures = []
     for run_id, domain, position in zip(rows.run_id, rows.domain, rows.position):
-        data = build_dataset(configs[run_id], data_dir)
+        try:
+            data = build_dataset(configs[run_id], data_dir)
+        except HmoeError as error:
+            fix = "the folder in which the run was trained, HMOE_FOLDERS, or another `data_dir`."
+            raise HmoeError(error.cause, fix=fix) from None
         indices = torch.tensor([position])
         (picture,) = data.pictures(data.domain_index(domain), indices)
         pictures.append(picture.permute(1, 2, 0).squeeze().cpu().numpy())
     return pictures
 
 
+_MOST_LETTERS = 26  # of a line above a picture
+
+
+def _shortened(line: str) -> str:
+    """Return the beginning of a line that is too long."""
+    return line if len(line) <= _MOST_LETTERS else line[: _MOST_LETTERS - 1] + "…"
+
+
+def _caption(row: dict) -> str:
+    """Return the label, the predicted class with its probability, and the name of an image."""
+    name = row["id"]
+    if len(name) > _MOST_LETTERS:
+        name = "…" + name[1 - _MOST_LETTERS :]
+    predicted = f"predicted ({row['probability']:.0%}): {row['predicted']}"
+    lines = [f"label: {row['label']}", predicted, name]
+    return "\n".join(_shortened(line) for line in lines)
+
+
 def _contact_sheet(rows: pd.DataFrame, records: list[Record], data_dir):
     """Draw images with label, predicted class and its probability, as `Evaluated.contact_sheet`."""
-    columns = min(6, len(rows))
-    lines = math.ceil(len(rows) / columns)
-    figure, axes = plt.subplots(lines, columns, figsize=(6.6, 1.45 * lines), squeeze=False)
+    pictures = _pictures_of(rows, records, data_dir)
+    columns = max(1, min(4, len(rows)))
+    lines = max(1, math.ceil(len(rows) / columns))
+    size = (1.65 * columns, 1.75 * lines)
+    figure, axes = plt.subplots(lines, columns, figsize=size, squeeze=False, layout="constrained")
     for axis in axes.flat:
         axis.axis("off")
-    pictures = _pictures_of(rows, records, data_dir)
     for axis, picture, row in zip(axes.flat, pictures, rows.to_dict("records")):
         axis.imshow(picture, cmap="grey")
-        verb = "not " if row["label"] != row["predicted"] else "and "
-        text = f"{row['label']}, {verb}{row['predicted']}\n({row['probability']:.0%})"
-        axis.set_title(text, fontsize=8)
+        axis.set_title(_caption(row), fontsize=7)
     return figure
+
+
+def _worst_images(images: pd.DataFrame, count: int) -> pd.DataFrame:
+    """Return the images with the largest losses, each once, from the run with its largest loss."""
+    worst_first = images.sort_values("loss", ascending=False, kind="stable")
+    return measures.top_losses(worst_first.drop_duplicates(["dataset", "domain", "id"]), count)
+
+# %% ../../nbs/09_apps/08_evaluate.ipynb #def-tables
+def _of_each_algorithm(evaluated: "Evaluated", method) -> pd.DataFrame:
+    """Concatenate `method(algorithm)`, a table, of all algorithms, with a column of their names."""
+    names = list(dict.fromkeys(evaluated.images.algorithm))
+    tables = {name: method(name) for name in names}
+    return pd.concat(tables, names=["algorithm", None]).reset_index("algorithm")
+
+
+def _confusion_counts(evaluated: "Evaluated", algorithm: str) -> pd.DataFrame:
+    """Return label, predicted and images: a row for each cell of the confusion matrix."""
+    counts = evaluated.confusion(algorithm, normalise=False)
+    return counts.stack().rename("images").reset_index()
+
+
+def _differences_or_reason(evaluated: "Evaluated") -> tuple[pd.DataFrame, str]:
+    """Return (`Evaluated.differences`, ''), or (an empty frame, why there are none)."""
+    try:
+        return evaluated.differences(), ""
+    except HmoeError as error:
+        return pd.DataFrame(), error.cause
 
 
 def _write_tables(evaluated: "Evaluated", folder: Path) -> list[Path]:
     """Write the frames of an evaluation as CSV files, as `Evaluated.save_tables`."""
+    differences, _ = _differences_or_reason(evaluated)
     tables = {
         "images": evaluated.images,
         "runs": evaluated.frame.drop(columns="record"),
         "by_role": evaluated.measured("role"),
         "by_domain": evaluated.measured(("role", "domain")),
         "by_class": evaluated.measured(("role", "label")),
+        "detection": evaluated.detected,
+        "confusion": _of_each_algorithm(evaluated, lambda a: _confusion_counts(evaluated, a)),
+        "reliability": _of_each_algorithm(evaluated, evaluated.reliability),
     }
+    if len(differences):
+        tables["differences"] = differences
     paths = []
     for name, table in tables.items():
         path = folder / f"{name}.csv"
@@ -343,6 +461,45 @@ class Evaluated:
         names = [by] if isinstance(by, str) else list(by)
         return _averaged(_measured_by_run(self.images, names), names)
 
+    def worst_group(self, by: str | Sequence[str] = "label") -> pd.DataFrame:
+        """Average the accuracy of the worst group of each run.
+
+        Args:
+            by: columns that group the images of a run and a role, such as 'label' or
+                ('label', 'meta.colour').
+
+        Returns:
+            A row for each algorithm, mode and role: runs, seeds, worst_group_accuracy and its
+            standard error `_se` over trial seeds, averaged as in `measured`, and worst_group, the
+            group that is the worst one in most runs.
+
+        Raises:
+            HmoeError: for an unknown column.
+        """
+        return _worst_groups(self.images, [by] if isinstance(by, str) else list(by))
+
+    @property
+    def detected(self) -> pd.DataFrame:
+        """Detection of the unseen domain: means over trial seeds with standard errors, `_se`."""
+        return _averaged(_detected_by_run(self.images), [], _AREAS)
+
+    def differences(self, baseline: str | None = None) -> pd.DataFrame:
+        """Compare accuracy, nll, brier and ece of test images with a baseline, with intervals.
+
+        Args:
+            baseline: an algorithm. The default is ERM, or the first one.
+
+        Returns:
+            The columns of `statistics.contrasts`, and 'measure' and its 'unit'. For nll, brier and
+            ece, a negative difference is better than the baseline. Each measure has its own
+            families of Holm's correction.
+
+        Raises:
+            HmoeError: if there is no other algorithm, or if two runs have the same trial seed and
+                test domain.
+        """
+        return _differences(self.frame, baseline or _baseline_of(self))
+
     @property
     def frame(self) -> pd.DataFrame:
         """`results` of the runs, with the measures of their test images.
@@ -353,10 +510,8 @@ class Evaluated:
         """
         of_test = self.images[self.images.role == "test"]
         measured = _measured_by_run(of_test, [])
-        detected = []
-        for run_id, group in self.images.groupby("run_id", sort=False):
-            detected.append({"run_id": run_id} | measures.detection(group))
-        measured = measured.merge(pd.DataFrame(detected), on="run_id")
+        detected = _detected_by_run(self.images)[["run_id", *_AREAS]]
+        measured = measured.merge(detected, on="run_id")
         added = [c for c in measured if c not in (*_RUN_COLUMNS, "images", "accuracy")]
         frame = frame_of([record for record in self.records if _is_evaluable(record)])
         return frame.merge(measured[["run_id", "mode", *added]], on=["run_id", "mode"])
@@ -415,6 +570,8 @@ class Evaluated:
     def contact_sheet(self, count: int = 12, algorithm: str | None = None):
         """Draw the test images with the largest losses, with label and predicted class.
 
+        An image that several runs predict is drawn once, with its largest loss.
+
         Args:
             count: maximum number of images.
             algorithm: its name. The default is the first one.
@@ -425,7 +582,7 @@ class Evaluated:
         Raises:
             HmoeError: if the data set is not available.
         """
-        worst = measures.top_losses(self._of(algorithm, "test"), count)
+        worst = _worst_images(self._of(algorithm, "test"), count)
         return _contact_sheet(worst, self.records, self.data_dir)
 
     @public(path=Place)
@@ -442,7 +599,11 @@ class Evaluated:
 
     @public(folder=Place)
     def save_tables(self, folder) -> list[Path]:
-        """Write the frames as CSV files: images, runs, measures by role, domain and class.
+        """Write the frames as CSV files.
+
+        They are images, runs, measures by role, domain and class, detection, confusion (counts of
+        test images), reliability (bins of test images) and, if there are several algorithms,
+        differences.
 
         Args:
             folder: the folder, which is made.
@@ -476,31 +637,68 @@ def _reliability_figure(evaluated: Evaluated):
     """Draw the reliability diagrams of all algorithms on test images."""
     figure, axis = plt.subplots(figsize=(4.4, 4.2))
     of_test = evaluated.images[evaluated.images.role == "test"]
-    for algorithm, images in of_test.groupby("algorithm", sort=False):
-        measures.plot_reliability(axis, images, str(algorithm))
+    measured = evaluated.measured("role")
+    errors = measured[measured.role == "test"].set_index("algorithm").ece
+    colour_of = colours(errors.index)
+    for name, images in of_test.groupby("algorithm", sort=False):
+        color = colour_of[name]
+        measures.plot_reliability(axis, images, str(name), error=errors[name], color=color)
     axis.legend(loc="upper left", fontsize=8)
     return figure
+
+
+def _worst_pictures(evaluated: Evaluated, algorithms: list[str]) -> tuple[dict[str, str], str]:
+    """Return (algorithm -> its contact sheet, ''), or ({}, why there are none)."""
+    sheets = {}
+    for algorithm in algorithms:
+        try:
+            sheets[algorithm] = _picture_uri(evaluated.contact_sheet(12, algorithm))
+        except (HmoeError, OSError) as error:
+            warnings.warn(f"the page shows no images: {error}", stacklevel=4)
+            return {}, getattr(error, "cause", str(error))
+    return sheets, ""
+
+
+def _shown(evaluated: Evaluated, by: tuple[str, ...]) -> pd.DataFrame:
+    """Return measures of the page as text, test images first, classes in their order."""
+    table = evaluated.measured(by)
+    orders = {"role": list(ROLES.values()), "algorithm": list(dict.fromkeys(table.algorithm))}
+    if "label" in by:
+        orders["label"] = list(evaluated.images.label.cat.categories)
+    ranks = {name: table[name].map(order.index) for name, order in orders.items()}
+    rows = pd.DataFrame(ranks).sort_values(list(ranks), kind="stable").index
+    return text_of_measures(table.loc[rows])
+
+
+_SHOWN_DIFFERENCES = ["algorithm", "mode", "measure", "unit", "difference", "low", "high"]
+_SHOWN_DIFFERENCES += ["freedom", "p", "p_holm", "corrected_for", "seeds"]
 
 
 def _write_page(evaluated: Evaluated, path: Path) -> Path:
     """Write the page of an evaluation."""
     algorithms = list(dict.fromkeys(evaluated.images.algorithm))
-    detected = evaluated.frame.groupby("algorithm", sort=False)[["auroc_msp", "auroc_energy"]]
+    differences, not_compared = _differences_or_reason(evaluated)
+    if len(differences):
+        differences = differences[differences.test_domain == "Average"][_SHOWN_DIFFERENCES]
     with plt.ioff(), plt.rc_context():
         use_style()
         confusions = {}
-        worst = {}
         for algorithm in algorithms:
             confusions[algorithm] = _picture_uri(_confusion_figure(evaluated, algorithm))
-            worst[algorithm] = _picture_uri(evaluated.contact_sheet(12, algorithm))
+        worst, no_pictures = _worst_pictures(evaluated, algorithms)
         reliability = _picture_uri(_reliability_figure(evaluated))
     page = template("evaluation.html").render(
         title="Evaluation of " + ", ".join(algorithms),
         verdict=evaluated.verdict,
-        by_role=text_of_measures(evaluated.measured("role")),
-        by_domain=text_of_measures(evaluated.measured(("role", "domain"))),
-        by_class=text_of_measures(evaluated.measured(("role", "label"))),
-        detected=text_table(detected.mean().reset_index(), 3),
+        by_role=_shown(evaluated, ("role",)),
+        by_domain=_shown(evaluated, ("role", "domain")),
+        by_class=_shown(evaluated, ("role", "label")),
+        detected=text_of_measures(evaluated.detected),
+        differences=text_table(differences, 3),
+        not_compared=not_compared,
+        baseline=_baseline_of(evaluated),
+        interval_note=interval_note(evaluated.frame.trial_seed.nunique()),
+        no_pictures=no_pictures,
         confusions=confusions,
         reliability=reliability,
         worst=worst,

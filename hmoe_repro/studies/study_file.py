@@ -276,6 +276,26 @@ def _read_table(file: SettingsFile, model: type[_Model], table: dict, *keys, val
         raise problem.at(line_of_entry) from None
 
 
+_OF_A_COMMAND = {"save_predictions": "--save-predictions", "jobs": "--jobs"}
+
+
+def _refuse_options_of_commands(file: SettingsFile, table: dict, *keys):
+    """Raise `HmoeError` with the line if a table sets what only a command decides.
+
+    Args:
+        file: the file.
+        table: the content of the table.
+        keys: the keys under which the table is in the file.
+    """
+    for name, option in _OF_A_COMMAND.items():
+        if name in table:
+            problem = HmoeError(
+                f"{name} is no setting of a study: it changes no result.",
+                fix=f"leave it out, and use `hmoe sweep {option}`.",
+            )
+            raise problem.at(file.place(*keys, name))
+
+
 def _missing_keys(block: dict) -> list[str]:
     """List the keys that a block of runs needs and lacks, in alphabetical order."""
     required = ["algorithms", "datasets", "seeds"]
@@ -298,6 +318,7 @@ def _read_block(file: SettingsFile, top: dict, number: int, block: dict) -> RunG
     Raises:
         HmoeError: with the line of a missing, contradictory or wrong setting.
     """
+    _refuse_options_of_commands(file, block, "runs", number)
     merged = top | block
     for one, other in (("steps", "epochs"), ("variants", "grid")):
         if one in block and other not in block:  # it replaces the other one above the block
@@ -485,6 +506,7 @@ def read_study(study) -> Study:
             content.pop("plan", None)  # it is about the seeds of the whole study
     defaults = {key: value for key, value in content.items() if key in RunGrid.model_fields}
     rest = {key: value for key, value in content.items() if key not in defaults}
+    _refuse_options_of_commands(file, content)
     top = _read_table(file, _Top, rest, valid=RunGrid.model_fields)
     runs = tuple(_read_block(file, defaults, i, block) for i, block in enumerate(top.runs))
     arrays = top.arrays
