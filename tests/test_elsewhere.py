@@ -14,14 +14,19 @@ from hmoe_repro.training.protocols import mode_accuracies
 from hmoe_repro.training.trainer import Trainer
 
 META = torch.device("meta")
-# GMoE counts its experts' tokens, SelfReg and ADRMX the images of each class they draw from
-NAMES = [name for name in FAMILIES if name not in ("GMoE", "SelfReg", "ADRMX")]
+# GMoE counts its experts' tokens, SelfReg and ADRMX the images of each class they draw from, RIDG
+# lists the classes of a batch
+READERS = ("GMoE", "SelfReg", "ADRMX", "RIDG")
+NAMES = [name for name in FAMILIES if name not in READERS]
 CASES = [(name, {}) for name in NAMES] + [
     (name, {"domainbed_compat": True})
     for name in NAMES
     if "domainbed_compat" in get_algorithm(name).HPARAMS
 ]
 READS = {"EoA": 6}  # one for each of its models; all others one
+# partners and weights, which are drawn on the CPU so that every device draws the same: for each
+# domain, or for both stages whose styles are mixed
+ARRIVALS = {"CutMix": 1, "IntraDomainMixup": 3, "MixStyle": 4, "EFDMix": 4}
 every_case = pytest.mark.parametrize("name, hparams", CASES, ids=lambda v: v if v else "")
 
 
@@ -44,7 +49,7 @@ def test_an_update_stays_on_its_device_and_reads_its_losses_once(name, hparams):
         for count in (1, 2, 3):
             algorithm.update(batch)
             assert len(read) == count * READS.get(name, 1)
-            assert mode.arrivals == 0
+            assert mode.arrivals <= count * ARRIVALS.get(name, 0)
 
 
 @every_case

@@ -293,6 +293,7 @@ CHANGES = {
     "apps/compare.py": {"plt.rcParams.update"},  # in rc_context
     "apps/study_page.py": {"plt.rcParams.update"},  # in rc_context
     "apps/export.py": {"warnings.simplefilter"},  # in catch_warnings
+    "training/planning.py": {"warnings.simplefilter"},  # in catch_warnings
     "cli/app.py": {"warnings.showwarning"},  # main puts it back
 }  # fmt: skip
 GLOBAL = (

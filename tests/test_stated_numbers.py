@@ -50,6 +50,8 @@ COMPUTED = {  # notebook, number in its prose: what it is
 QUOTED = {  # notebook: numbers of its prose that are others', or settings of an example
     "00_core/00_start_here": {"90"},  # the class
     "02_data/08_benchmarks": {"97", "87"},  # Spawrious
+    # measured on PACS, and held by tests/test_image_quality.py
+    "02_data/14_image_quality": {"9,991", "0.8", "44", "1.18", "1.74", "0.19", "0.89"},
     "03_networks/06_backbones": {"0.02"},  # timm's initialisation
     "03_networks/12_model_size": {"4.8", "4.6"},  # GMoE's text
     "05_training/10_measurements": {"500"},  # networks.routing.CHOICES

@@ -26,7 +26,7 @@ from hmoe_repro.algorithms.style import (
     mix_distributions,
     mix_statistics,
     on_positions,
-    partners,
+    style_partners,
     random_box,
     stage_paths,
 )
@@ -182,10 +182,10 @@ def test_partners(sizes):
     domain = np.repeat(np.arange(len(sizes)), sizes)
     for seed in range(20):
         seed_everything(seed)
-        shuffled = partners([*sizes])
+        shuffled = style_partners([*sizes])
         assert sorted(shuffled.tolist()) == [*range(sum(sizes))]
         seed_everything(seed)
-        of_others = partners([*sizes], "crossdomain").numpy()
+        of_others = style_partners([*sizes], "crossdomain").numpy()
         seed_everything(seed)
         assert of_others.tolist() == partners_by_hand([*sizes], "crossdomain")
         if len(sizes) > 1:

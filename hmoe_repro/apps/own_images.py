@@ -409,7 +409,7 @@ def _check_groups(groups: set[str], name: str):
             raise HmoeError(cause, fix="use one spelling, or different names.")
 
 
-@public(table=Place)
+@public(table=Place, files=Sequence, ignored=Sequence)
 def read_corrected_groups(table, files, ignored=()) -> pd.DataFrame:
     """Read a table of groups that a user has corrected.
 
