@@ -87,9 +87,12 @@ def artefact_study(artefact: str, profile: str) -> str:
 def artefact_studies(artefact: str, profile: str) -> list[str]:
     """Return all studies that an artefact reads at a profile, in the order of training.
 
+    An extra study that is named without a profile is that of the artefact's profile.
+
     Raises:
         HmoeError: as `artefact_study`.
     """
     needed = {artefact_study(artefact, profile)}
-    needed |= {f"{profile}-{name}" for name in ARTEFACTS[artefact].extra_studies}
+    for name in ARTEFACTS[artefact].extra_studies:
+        needed.add(name if name in STUDIES else f"{profile}-{name}")
     return [study for study in STUDIES if study in needed]
