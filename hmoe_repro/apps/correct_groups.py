@@ -752,7 +752,9 @@ class _Handler(_Connection):
         for origin in self.headers.get_all("Origin", []):
             if origin != f"http://{hosts[0]}":
                 raise Refusal(403, "The request comes from another site.")
-        if self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+        same = self.headers.get("Sec-Fetch-Site", "none") in ("none", "same-origin")
+        clicked = self.command == "GET" and self.headers.get("Sec-Fetch-Mode") == "navigate"
+        if not same and not clicked:  # a link to the page may be clicked anywhere
             raise Refusal(403, "The request comes from another site.")
         first, token, *parts = self.path.partition("?")[0].split("/") + [""]
         expected = self.server.token.encode()

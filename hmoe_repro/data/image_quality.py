@@ -487,7 +487,6 @@ FEATURE_OUTLIER = 1.5  # local outlier factor by pretrained features
 STYLE = 0.25  # fraction of a folder above which a finding is its style
 
 KINDS = {
-    "unreadable": "cannot be decoded, so it was not compared",
     "duplicate file": "the same bytes as another file",
     "duplicate pixels": "the same pixels in another file",
     "near duplicate": "resized, compressed again, cropped, brightened, or the next shot of a burst",
@@ -698,7 +697,6 @@ def check_images(
         raise HmoeError(cause, fix="one row for each of these images.")
     frames, groups = _duplicate_rows(measures, labels)
     conflicting = _conflicting(frames, files, labels.get("two classes"))
-    frames.append(_rows(files, "unreadable", ~readable, np.full(len(files), np.nan)))
     notes = []
     odd = np.zeros(len(files), bool)
     for kind, (flagged, values) in _quality_values(measures.table).items():
@@ -799,8 +797,6 @@ def quality_section(found: ImageFindings, most: int = 6) -> dict:
     """
     kinds = []
     for kind, count in found.counts.items():
-        if kind == "unreadable":  # it has no picture
-            continue
         rows = found.table[found.table.finding == kind]
         examples = []
         shown = set()
@@ -833,8 +829,6 @@ def finding_lines(found: ImageFindings, limit: int = 3) -> list[str]:
     """Format findings as lines: kind, number, meaning, and the first names."""
     lines = []
     for kind, count in found.counts.items():
-        if kind == "unreadable":  # commands name these files with the reason
-            continue
         rows = found.table[found.table.finding == kind].head(limit)
         names = []
         for file, other in zip(rows.file, rows["with"]):
