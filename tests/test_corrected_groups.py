@@ -150,6 +150,8 @@ def test_images_without_a_group_to_read_may_be_listed(tmp_path):
         ("b/4.png,group 2", f"b/4.png,{HELD_OUT}", "line 5", "meaning of its own"),
         ("b/4.png,group 2", f"b/4.png,{'x' * 101}", "line 5", "100 characters"),
         ("b/4.png,group 2", "b/4.png,gr\udcfcn", "line 5", "UTF-8"),
+        ("b/4.png,group 2", "b/4.png,a\u202eb", "line 5", "direction"),
+        ("file,group", "file,domain", "edited.csv", "rename its column domain"),
         ("b/4.png,group 2", "b/4.png,group 2,1,2,3,4", "line 5", "6 cells"),
         ("b/4.png,group 2", 'b/4.png,"a\nb"', "line 6", "cannot be shown"),
         ("b/4.png,group 2", "b/4.png,Group 1", "edited.csv", "differ only in case"),

@@ -325,6 +325,20 @@ def test_the_card_of_a_pooled_folder_names_its_held_out_fifth(exported):
     assert "domain held out" not in text
     assert "training domains" not in text
     assert "same folder" in text
+    config = json.loads((exported / "config.json").read_text(encoding="utf-8"))
+    size = config["record"]["test_size"]
+    assert f" of {size} images (95 % CI " in text
+
+
+def test_an_accuracy_is_counted_with_its_interval():
+    from hmoe_repro.apps.export import _counted
+
+    # Clopper and Pearson: with all 10 right the low end is 0.025 ** (1 / 10) = 0.69
+    assert _counted(1.0, 10, domains=1) == "10 of 10 images (95 % CI 69 to 100 %)"
+    assert _counted(44 / 54, 54, domains=1).startswith("44 of 54 images")
+    assert "CI" not in _counted(0.5, 10, domains=2)
+    assert _counted(None, 10, domains=1) == ""
+    assert _counted(0.5, None, domains=1) == ""
 
 
 def test_nothing_else_is_overwritten(place, exported, tmp_path):

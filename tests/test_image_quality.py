@@ -8,6 +8,7 @@ import sys
 import textwrap
 import time
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from hmoe_repro.apps.own_images import read_pool, split_pool
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.data import cache
 from hmoe_repro.data import image_quality as quality
-from hmoe_repro.data.image_folder import own_inventory
+from hmoe_repro.data.image_folder import own_inventory, shared_notes
 from hmoe_repro.data.image_quality import (
     NEAR,
     NUMBERS,
@@ -169,6 +170,55 @@ def test_a_copy_in_another_class_is_named_so(tmp_path):
     shutil.copy(root / first, root / copy)
     found = check_images(measure_images(own_inventory(root).tree()))
     assert files_of(found, "two classes") == {first, copy}
+
+
+def scattered(folder, count=40):
+    """Write `count` images of noise in two classes, c0 and c1, all different."""
+    for number in range(count):
+        pixels = np.random.default_rng(number).integers(0, 256, (8, 8, 3), np.uint8)
+        path = folder / f"c{number % 2}" / f"{number:02}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).resize((96, 96), Image.Resampling.NEAREST).save(path)
+
+
+def test_leaked_images_of_another_class_are_counted_by_hand(tmp_path):
+    root = tmp_path / "mixed"
+    scattered(root)
+    tree = split_pool(read_pool(root))
+    training, held_out = list(tree.files[0]), tree.files[1]
+    of_class = {name: [file for file in held_out if file.startswith(name)] for name in ("c0", "c1")}
+    copies = {of_class["c0"][0]: "c0", of_class["c0"][1]: "c1", of_class["c1"][0]: "c0"}
+    for file, name in copies.items():
+        target = next(f for f in training if f.startswith(name))
+        training.remove(target)
+        shutil.copy(root / target, root / file)
+        copies[file] = target
+    found = split_findings(tree)
+    leaked = {*copies, *copies.values()}
+    other_class = {file for pair in list(copies.items())[1:] for file in pair}
+    assert files_of(found, "training and test") == leaked
+    assert set(found.conflicting["training and test"]) == other_class
+    assert "4 images have" in found.meaning("training and test")
+    digests, reasons = cache.examine(tree)
+    (note,) = shared_notes(tree, digests, reasons)
+    assert note.startswith("3 held-out images ")
+    assert "domain" not in note
+    (note,) = shared_notes(replace(tree, last_is_held_out=False), digests, reasons)
+    assert note.startswith("3 images are also in another domain")
+
+
+def test_files_that_are_not_compared_are_on_the_page_and_in_the_table(tmp_path):
+    scattered(tmp_path / "mixed", 4)
+    (tmp_path / "mixed/c0/cut.png").write_bytes(b"no image")
+    (tmp_path / "mixed/notes.txt").write_text("x")
+    found = check_images(measure_images(any_folder(tmp_path / "mixed")))
+    assert found.count == 4
+    assert list(found.reasons) == ["c0/cut.png"]
+    page = findings_html(found)
+    assert "c0/cut.png: " in page
+    assert "notes.txt" in page
+    assert "notes.txt, ..." not in page
+    assert "c0/cut.png,unreadable,," in findings_csv(found).decode()
 
 
 def test_duplicates_across_training_and_held_out_images_are_those_of_the_split(phone):
@@ -560,7 +610,9 @@ def test_the_command_lists_writes_and_fails_only_for_damaged_files(phone, tmp_pa
     assert "1 unreadable" in done.stderr
     table = pd.read_csv(checked / "image_findings.csv", keep_default_na=False)
     assert list(table) == ["file", "finding", "value", "with"]
-    for kind, count in table.finding.value_counts().items():
+    assert table.file[table.finding == "unreadable"].tolist() == planted.damaged[:1]
+    counts = table.finding[table.finding != "unreadable"].value_counts()
+    for kind, count in counts.items():
         assert any(line.startswith(f"{kind}: {count} ") for line in done.stdout.splitlines()), kind
     page = (checked / "image_findings.html").read_text()
     assert page.count("<img") > 30

@@ -246,6 +246,16 @@ def test_both_names_of_this_computer_are_accepted(server):
         assert ask(server, "images", Host=host, Origin=f"http://{host}")[0] == 200
 
 
+def test_a_browser_that_names_another_site_is_refused_without_an_origin(server):
+    for site in ("cross-site", "same-site"):
+        assert ask(server, "images", **{"Sec-Fetch-Site": site})[0] == 403
+        clicked = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "navigate"}
+        assert ask(server, "", **clicked)[0] == 200  # a link to the page, as in a notebook
+        assert ask(server, "save", {}, **clicked)[0] == 403
+    for site in ("same-origin", "none"):
+        assert ask(server, "images", **{"Sec-Fetch-Site": site})[0] == 200
+
+
 @pytest.mark.parametrize(
     "origin",
     [
@@ -813,7 +823,11 @@ def test_slow_clients_do_not_keep_others_out_and_too_many_are_turned_away(place,
         assert ask(server, "images")[0] == 200
         slow += [socket.create_connection(address, timeout=10) for _ in range(2)]
         eventually(lambda: server._free._value == 0)
-        assert status_of(raw(server, b"")) == 503
+        refused = raw(server, b"")
+        assert status_of(refused) == 503
+        head, _, body = refused.partition(b"\r\n\r\n")
+        assert f"Content-Length: {len(body)}\r\n".encode() in head
+        assert json.loads(body)["error"]
         for connection in slow:
             connection.close()
         eventually(lambda: server._free._value == 8)

@@ -26,9 +26,9 @@ from hmoe_repro.algorithms.style import (
     mix_distributions,
     mix_statistics,
     on_positions,
-    style_partners,
     random_box,
     stage_paths,
+    style_partners,
 )
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.seeds import seed_everything

@@ -25,6 +25,7 @@ import threading
 import time
 import traceback
 import unicodedata
+import warnings
 import webbrowser
 from collections import OrderedDict, deque
 from http import HTTPStatus
@@ -379,6 +380,7 @@ def train_from_stdin():
     `settings` of `discover` and `config`, the settings of the process that started it. It writes
     the page, the table and `result.json`, with the id of the run.
     """
+    warnings.showwarning = lambda message, *_, **__: print(f"note: {message}", file=sys.stderr)
     task = json.load(sys.stdin)
     CONFIG.restore(task["config"])
     settings = task["settings"]
@@ -750,6 +752,10 @@ class _Handler(_Connection):
         for origin in self.headers.get_all("Origin", []):
             if origin != f"http://{hosts[0]}":
                 raise Refusal(403, "The request comes from another site.")
+        same = self.headers.get("Sec-Fetch-Site", "none") in ("none", "same-origin")
+        clicked = self.command == "GET" and self.headers.get("Sec-Fetch-Mode") == "navigate"
+        if not same and not clicked:  # a link to the page may be clicked anywhere
+            raise Refusal(403, "The request comes from another site.")
         first, token, *parts = self.path.partition("?")[0].split("/") + [""]
         expected = self.server.token.encode()
         if first or not secrets.compare_digest(token.encode("utf-8", "replace"), expected):
@@ -800,7 +806,15 @@ class _Handler(_Connection):
                 raise Refusal(404, "There is nothing at this address.")
 
 # %% ../../nbs/09_apps/12_correct_groups.ipynb #def-server
-_BUSY = b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+_BUSY_BODY = b'{"error": "Too many connections are open. Wait a few seconds and try again."}'
+_BUSY_HEADERS = (
+    "HTTP/1.1 503 Busy",
+    f"Content-Type: {_JSON}",
+    f"Content-Length: {len(_BUSY_BODY)}",
+    "Retry-After: 5",
+    "Connection: close",
+)
+_BUSY = "\r\n".join(_BUSY_HEADERS).encode() + b"\r\n\r\n" + _BUSY_BODY
 
 
 class GroupServer(ThreadingHTTPServer):

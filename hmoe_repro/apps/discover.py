@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PART_TRAINED', 'PART_VALIDATED', 'UNKNOWN_DOMAIN', 'METHOD_TITLES', 'RELIABLE', 'COLOUR_NMI', 'TABLE_WORDS',
            'BORDERLINE', 'HOW_SURE', 'POLICY', 'PAGE_FILE', 'TABLE_FILE', 'WRITTEN_FILE', 'Correction', 'Findings',
-           'pool_images', 'apply_hmoe', 'discover', 'summarise_findings', 'found_domains', 'in_words',
+           'pool_images', 'apply_hmoe', 'discover', 'leaked_images', 'summarise_findings', 'found_domains', 'in_words',
            'verdict_sentences', 'findings_verdict', 'table_in_words', 'group_table', 'count_table', 'groups_of_files',
            'groups_csv', 'samples', 'category_colours', 'page_groups', 'code_maps', 'report_html', 'default_output',
            'findings_folder', 'save_findings']
@@ -30,6 +30,7 @@ import torch
 from ..algorithms.hmoe import CodedAlgorithm
 from ..analysis.clusters import UNIFORM
 from ..analysis.embeddings import subset, tsne
+from ..analysis.statistics import rate_text
 from ..analysis.writers import template, text_table
 from hmoe_repro.apps.feature_groups import (
     ABOVE,
@@ -763,6 +764,21 @@ def _shared(images, label: str) -> tuple[float, float] | None:
     return shared_pairs(np.asarray(images.group), np.asarray(images[label]))
 
 
+def leaked_images(findings: Findings) -> tuple[int, int]:
+    """Count the held-out images that have a duplicate among the training images.
+
+    Returns:
+        Their number, and the number of those whose duplicate has another class.
+    """
+    if findings.quality is None:
+        return 0, 0
+    kind = "training and test"
+    table = findings.quality.table
+    held_out = set(findings.held_out.file)
+    leaked = held_out.intersection(table.file[table.finding == kind])
+    return len(leaked), len(leaked.intersection(findings.quality.conflicting.get(kind, ())))
+
+
 def _hmoe_summary(findings: Findings) -> dict:
     """Summarise the experts of HMOE, on images that were not trained on."""
     from sklearn.metrics import adjusted_mutual_info_score
@@ -778,6 +794,8 @@ def _hmoe_summary(findings: Findings) -> dict:
         "share_of_log_K": scores["gate_entropy"] / (most_entropy or 1),
         "held_out": len(findings.held_out),
         "accuracy": _accuracy(findings.held_out),
+        "tested": findings.record.get("test_size"),
+        "leaked": leaked_images(findings),
         "most_frequent": findings.held_out["class"].value_counts(normalize=True).max(),
         "between": _agreement(untrained, "group", "expert", adjusted_mutual_info_score),
     }
@@ -841,7 +859,9 @@ def summarise_findings(findings: Findings) -> dict:
 
         For HMOE also:
 
-        - `accuracy` on the held-out part, and `most_frequent`, the share of its largest class
+        - `accuracy` on the `held_out` images, and `most_frequent`, the share of their largest class
+        - `tested`: how many of them the run itself was tested on, as its record and model card say
+        - `leaked`: result of `leaked_images`
         - `gate_entropy`, its maximum `most_entropy`, and their quotient `share_of_log_K`
         - `experts_used` of `num_experts`
         - `between`: the AMI of experts and groups
@@ -989,7 +1009,8 @@ def group_table(findings: Findings, column: str = "group") -> pd.DataFrame:
         }
         if findings.model:
             row["held-out images"] = len(held_out)
-            row["accuracy on these"] = f"{_accuracy(held_out):.0%}" if len(held_out) else None
+            right = int((held_out.predicted == held_out["class"]).sum())
+            row["accuracy on these"] = rate_text(right, len(held_out)) if len(held_out) else None
         row["mean confidence"] = members.confidence.mean()
         if findings.images["class"].nunique() > 1:
             row["most frequent class"] = _most_frequent(members["class"])
@@ -1150,13 +1171,28 @@ POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 def _trained_sentence(summary: dict) -> str:
     """Say how well the trained model names the classes of the held-out images, or ''."""
-    if "accuracy" not in summary:
+    if not summary.get("held_out"):
         return ""
-    right, usual = in_words(summary["accuracy"], summary["most_frequent"])
-    return (
-        f"The trained model names the right subject of {right} pictures that it has not seen. "
-        f"Always naming the most frequent subject would be right for {usual}."
-    )
+    count = summary["held_out"]
+    right = round(summary["accuracy"] * count)
+    usual = round(summary["most_frequent"] * count)
+    text = f"The trained model names the right subject of {rate_text(right, count)} pictures that "
+    text += "were kept apart from its training. Always naming the most frequent subject would be "
+    text += f"right for {usual}. {_leak_sentence(*summary['leaked'])}"
+    text += "The intervals, here and in the table, say how much another draw of pictures would "
+    text += "change these numbers. A difference between two runs that is smaller than that means "
+    return text + "nothing."
+
+
+def _leak_sentence(leaked: int, conflicting: int) -> str:
+    """Say by how much duplicates of training images can falsify an accuracy, or ''."""
+    if not leaked:
+        return ""
+    text = f"{plural(leaked, 'of these pictures has', 'of these pictures have')} a duplicate in "
+    text += "the training"
+    if conflicting:
+        text += f", {conflicting} of them with another subject"
+    return f"{text}: the number can be wrong by {plural(leaked, 'picture')}. "
 
 
 def _counted_columns(findings: Findings, summary: dict) -> dict[str, str]:

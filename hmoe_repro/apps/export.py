@@ -27,6 +27,7 @@ from torch import nn
 from .. import __version__
 from ..algorithms.base import Algorithm
 from ..algorithms.hmoe import CodedAlgorithm, has_codes
+from ..analysis.statistics import rate
 from ..analysis.writers import template
 from .feature_groups import save_groups
 from .predict import CONFIG_FILE, WEIGHTS_FILE, TrainedModel, join_outputs, load
@@ -370,6 +371,26 @@ def folder_name(model: TrainedModel) -> str:
     return f"{_slug(model.record['config']['algorithm'])}-{model.record['run_id']}"
 
 
+def _counted(accuracy: float | None, size: int | None, domains: int) -> str:
+    """Return an accuracy as a count with its exact 95 % interval, such as '44 of 54 images (...)'.
+
+    Args:
+        accuracy: accuracy, 0 to 1, or None.
+        size: number of images it was measured on, or None.
+        domains: number of test domains. The mean over several domains is no count.
+
+    Returns:
+        The text, or '' if there is no count.
+    """
+    if accuracy is None or not size:
+        return ""
+    if domains > 1:
+        return f"mean over {domains} domains, {size} images"
+    right = round(accuracy * size)
+    _, low, high = rate(right, size)
+    return f"{right} of {size} images (95 % CI {100 * low:.0f} to {100 * high:.0f} %)"
+
+
 def model_card(config: dict, name: str) -> str:
     """Write the text of `README.md` of an exported model.
 
@@ -380,12 +401,16 @@ def model_card(config: dict, name: str) -> str:
     point = config["record"]["checkpoints"][0]
     accuracies = point["accuracies"]
     test_domains = config["test_domains"]
+    test = test_accuracy(accuracies, test_domains, config["mode"])
+    test_size = config["record"].get("test_size")
     return template("model_card.md").render(
         config=config,
         name=name,
         step=point["step"],
         data_slug=_slug(config["data"]),
-        test=test_accuracy(accuracies, test_domains, config["mode"]),
+        test=test,
+        test_size=test_size,
+        counted=_counted(test, test_size, len(test_domains)),
         validation=validation_accuracy(accuracies, test_domains, config["mode"]),
     )
 

@@ -8,6 +8,8 @@ __all__ = ['POLICY', 'TABLE_FILE', 'PAGE_FILE', 'findings_csv', 'findings_html',
 # %% ../../nbs/09_apps/13_image_page.ipynb #imports
 from pathlib import Path
 
+import pandas as pd
+
 from ..analysis.writers import csv_text, template
 from ..core.files import ensure_writable, write_atomic
 from ..data.image_quality import ImageFindings, quality_section
@@ -19,8 +21,15 @@ PAGE_FILE = "image_findings.html"
 
 
 def findings_csv(found: ImageFindings) -> bytes:
-    """Write the table of findings as CSV in UTF-8: file, finding, value and with."""
-    return csv_text(found.table, "%.4g").encode("utf-8", "surrogateescape")
+    """Write the table of findings as CSV in UTF-8: file, finding, value and with.
+
+    Files that cannot be decoded follow, with the finding 'unreadable'.
+    """
+    unreadable = pd.DataFrame({"file": list(found.reasons), "finding": "unreadable", "with": ""})
+    table = (
+        pd.concat([found.table, unreadable], ignore_index=True) if found.reasons else found.table
+    )
+    return csv_text(table, "%.4g").encode("utf-8", "surrogateescape")
 
 
 def findings_html(found: ImageFindings, most: int = 60) -> str:

@@ -53,6 +53,18 @@ from ..training.planning import make_config
 from ..training.run_config import RunConfig
 
 # %% ../../nbs/09_apps/01_own_images.ipynb #def-image-files
+def _images_and_notes(folder) -> tuple[list[str], list[str]]:
+    """List all visible images below a folder, and describe the files that are left out."""
+    files = walk(expanded(folder).absolute())
+    others = sorted(file for file in files if not is_image(file))
+    notes = unsupported_notes(others)
+    no_images = [file for file in others if format_of(file) is None]
+    if no_images:
+        count = plural(len(no_images), "file")
+        notes.append(f"{count} left out, no image: {listed(no_images, 3)}")
+    return sorted(filter(is_image, files)), notes
+
+
 @public(folder=Place)
 def image_files(folder) -> list[str]:
     """List all visible images below a folder.
@@ -68,15 +80,10 @@ def image_files(folder) -> list[str]:
     Raises:
         HmoeError: as `walk`.
     """
-    files = walk(expanded(folder).absolute())
-    others = sorted(file for file in files if not is_image(file))
-    for note in unsupported_notes(others):
+    files, notes = _images_and_notes(folder)
+    for note in notes:
         warnings.warn(note, stacklevel=2)
-    no_images = [file for file in others if format_of(file) is None]
-    if no_images:
-        count = plural(len(no_images), "file")
-        warnings.warn(f"{count} left out, no image: {listed(no_images, 3)}", stacklevel=2)
-    return sorted(filter(is_image, files))
+    return files
 
 # %% ../../nbs/09_apps/01_own_images.ipynb #def-pool
 @dataclass
@@ -188,10 +195,10 @@ def read_pool(folder, labels=None, classes: bool = True) -> Pool:
         HmoeError: for another layout, for fewer than 30 images, and for labels that cannot be read.
     """
     root = expanded(folder).absolute()
-    files = image_files(root)
+    files, left_out = _images_and_notes(root)
     paths = [unicodedata.normalize("NFC", file).split("/") for file in files]
     level = _class_level(root, paths) if classes else None
-    notes = _check_layout(root, paths, level)
+    notes = left_out + _check_layout(root, paths, level)
     images = _pool_rows(files, paths, level)
     check_names(root.name, set(zip(images.domain, images["class"])))
     if len(images) < len(files):
@@ -272,6 +279,7 @@ def _domains_from_csv(images: pd.DataFrame, path: Path, name: str) -> list:
 # %% ../../nbs/09_apps/01_own_images.ipynb #def-group-rows
 _TABLE_FIX = "a CSV file in UTF-8 with columns file and group, as `hmoe discover` writes it."
 MAX_NAME = 100  # characters in the name of a group
+_DIRECTIONS = set("LRE RLE LRO RLO PDF LRI RLI FSI PDI".split())  # classes of Unicode
 
 
 def group_name_fault(name: str) -> str:
@@ -290,6 +298,8 @@ def group_name_fault(name: str) -> str:
         return "it has a slash"
     if any(unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") for character in name):
         return "it has characters that cannot be shown; save the table as CSV in UTF-8"
+    if any(unicodedata.bidirectional(character) in _DIRECTIONS for character in name):
+        return "it has an invisible character that turns the direction of text"
     if len(name) > MAX_NAME:
         return f"it has more than {MAX_NAME} characters"
     return ""
@@ -336,7 +346,10 @@ def _table_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
     for name in ("file", "group"):
         if columns.count(name) != 1:
             cause = f"{path.name} has {plural(columns.count(name), 'column')} with the name {name}."
-            raise HmoeError(cause, fix=_TABLE_FIX)
+            fix = _TABLE_FIX
+            if name not in columns and "domain" in columns:
+                fix = "rename its column domain to group, or score found groups with it: --labels."
+            raise HmoeError(cause, fix=fix)
     return rows
 
 # %% ../../nbs/09_apps/01_own_images.ipynb #def-corrected-groups
@@ -610,6 +623,7 @@ def split_pool(
         notes=pool.notes,
         cache=user_cache(),
         factors=factors,
+        last_is_held_out=True,
     )
 
 # %% ../../nbs/09_apps/01_own_images.ipynb #def-enter-pool

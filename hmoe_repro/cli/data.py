@@ -74,7 +74,10 @@ def _verify_any_folder(folder: str, workers: int | None, reason: HmoeError, outp
     with Progress(quiet=CONFIG.quiet) as progress:
         show_progress = partial(progress, f"reading the images of {tree.name}", unit="images")
         measures = image_quality.measure_images(tree, workers, show_progress)
-    say(printable(f"note: checked as a folder of images, not as a data set ({reason.cause})"))
+    if all(file.count("/") == 1 for file in tree.flat):  # <class>/<image>, without domains
+        say("note: checked as a folder <class>/<image>; domains are not compared, there are none")
+    else:
+        say(printable(f"note: checked as a folder of images, not as a data set ({reason.cause})"))
     say(*[printable(f"note: {note}") for note in tree.notes])
     unreadable = [(file, why) for file, why in zip(tree.flat, measures.reasons) if why]
     for file, why in unreadable:

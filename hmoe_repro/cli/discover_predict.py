@@ -222,7 +222,10 @@ def predict_command(
 ):
     """Predict the class of every image of a folder, into a CSV file.
 
-    Its columns are file, class, probability, nearest domain and gate value.
+    Its columns are file, class and probability, for HMOE also nearest_domain (its expert) and
+    gate_value, and for a run of `hmoe discover` by features also group. The group is that of the
+    page of `discover`: prefer it to the expert. Probabilities are often too high, and
+    `hmoe evaluate` measures by how much.
 
     Example:
         hmoe predict --model RUN path/to/new

@@ -44,6 +44,8 @@ class ImageTree(Domains):
         meta: metadata that algorithms may read, key -> for each domain, a tensor (N_i, ...) or N_i
             texts or numbers.
         cache: folder of its caches, or None for the usual one.
+        last_is_held_out: whether the domains are parts of one folder, the last with the held-out
+            images.
 
     Raises:
         HmoeError: if the arguments are inconsistent.
@@ -59,6 +61,7 @@ class ImageTree(Domains):
     factors: dict[str, list[torch.Tensor]] = field(default_factory=dict, repr=False)
     cache: Path | None = field(default=None, repr=False)
     meta: dict[str, list[Column]] = field(default_factory=dict, repr=False)
+    last_is_held_out: bool = field(default=False, repr=False)
 
     def __post_init__(self):
         amounts = [len(files) for files in self.files]
@@ -136,6 +139,9 @@ def shared_images(tree: ImageTree, digests: dict[str, str | None]) -> list[tuple
 def shared_notes(tree: ImageTree, digests: list[str | None], reasons: list) -> list[str]:
     """Describe images that are in two domains: a list with one sentence, or an empty list.
 
+    If the last domain has the held-out images of one folder, only its images are described, and
+    with one class, on which nothing is trained, none.
+
     Args:
         tree: the image folder.
         digests: digest of each file, in flat order.
@@ -145,10 +151,16 @@ def shared_notes(tree: ImageTree, digests: list[str | None], reasons: list) -> l
     for file, digest, reason in zip(tree.flat, digests, reasons):
         readable[file] = None if reason else digest
     pairs = shared_images(tree, readable)
-    if not pairs:
+    if tree.last_is_held_out:
+        held_out = set(tree.files[-1])
+        pairs = [(first, later) for first, later in pairs if later in held_out]
+    if not pairs or (tree.last_is_held_out and tree.num_classes < 2):
         return []
     count = plural(len(pairs), "image is", "images are")
     names = listed([f"{first} = {later}" for first, later in pairs], 3)
+    if tree.last_is_held_out:
+        count = plural(len(pairs), "held-out image has", "held-out images have")
+        return [f"{count} the bytes of a training image, so that the accuracy is wrong: {names}"]
     return [f"{count} also in another domain, so that a test domain is not unseen: {names}"]
 
 # %% ../../nbs/02_data/04_image_folder.ipynb #def-extra-formats

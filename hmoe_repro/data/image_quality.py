@@ -38,6 +38,7 @@ from hmoe_repro.data.image_folder import (
     ImageTree,
     format_of,
     is_image,
+    listed,
     unsupported_notes,
     walk,
 )
@@ -271,7 +272,7 @@ def any_folder(folder) -> ImageTree:
     notes = unsupported_notes(files)
     others = [file for file in files if not is_image(file) and format_of(file) is None]
     if others:
-        notes.append(f"{plural(len(others), 'file')} left out, no image: {others[0]}, ...")
+        notes.append(f"{plural(len(others), 'file')} left out, no image: {listed(others, 3)}")
     if not images:
         cause = f"{root.name} has no image that can be read"
         raise HmoeError(f"{cause}{': ' if notes else ''}{'; '.join(notes)}.", fix="another folder.")
@@ -489,7 +490,7 @@ KINDS = {
     "duplicate file": "the same bytes as another file",
     "duplicate pixels": "the same pixels in another file",
     "near duplicate": "resized, compressed again, cropped, brightened, or the next shot of a burst",
-    "training and test": "a duplicate is in the other part, so that the accuracy is too good",
+    "training and test": "a duplicate is in the other part, so that the accuracy is wrong",
     "two domains": "a duplicate is in another domain, so that a test domain is not unseen",
     "two classes": "a duplicate is in another class, so that one of two labels is wrong",
     "two folders": "a duplicate is in another folder",
@@ -517,6 +518,9 @@ class ImageFindings:
         count: number of images that could be compared.
         notes: sentences on findings that are the style of the folder.
         outliers: what outliers were found by.
+        conflicting: files with leakage whose duplicate has another class, finding -> files.
+        folder_notes: sentences on files that were left out of the folder, as in `ImageTree`.
+        reasons: why files cannot be decoded, file -> reason.
     """
 
     root: Path
@@ -525,12 +529,29 @@ class ImageFindings:
     count: int
     notes: list[str] = field(default_factory=list)
     outliers: str = ""
+    conflicting: dict[str, list[str]] = field(default_factory=dict, repr=False)
+    folder_notes: list[str] = field(default_factory=list)
+    reasons: dict[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def counts(self) -> dict[str, int]:
         """Number of images of each finding in `KINDS` that has any."""
         counts = self.table.finding.value_counts()
         return {kind: int(counts[kind]) for kind in KINDS if kind in counts}
+
+    def meaning(self, kind: str) -> str:
+        """Return what a finding means, and for leakage how many classes disagree.
+
+        A leaked image of the same class makes the accuracy too high. One of another class is
+        counted as an error, so it can make the accuracy too low.
+        """
+        why = KINDS[kind]
+        if kind == "outlier":
+            why += f", by {self.outliers}"
+        if self.conflicting.get(kind):
+            others = plural(len(self.conflicting[kind]), "image has", "images have")
+            why += f"; of these, {others} another class than the duplicate"
+        return why
 
 # %% ../../nbs/02_data/14_image_quality.ipynb #def-outliers
 _OUTLIER_NUMBERS = ["red", "green", "blue", "spread", "darkest", "brightest", "sharpness", "flat"]
@@ -631,6 +652,25 @@ def _duplicate_rows(measures: ImageMeasures, labels: dict[str, np.ndarray]):
         frames.append(_rows(files, kind, partners[i] >= 0, bits[i], partners[i]))
     return frames, groups
 
+
+def _conflicting(frames, files: list[str], classes: np.ndarray | None) -> dict[str, list[str]]:
+    """Return the files with leakage whose duplicate has another class, finding -> files.
+
+    Args:
+        frames: rows of `ImageFindings.table`, a frame for each finding.
+        files: all files (N).
+        classes: codes (N,) of their classes, or None if there is only one.
+    """
+    if classes is None:
+        return {}
+    class_of_file = dict(zip(files, classes.tolist()))
+    conflicting = {}
+    for frame in frames:
+        for file, finding, other in zip(frame.file, frame.finding, frame["with"]):
+            if finding in LEAKAGE and class_of_file[file] != class_of_file[other]:
+                conflicting.setdefault(finding, []).append(file)
+    return conflicting
+
 # %% ../../nbs/02_data/14_image_quality.ipynb #def-check-images
 def check_images(
     measures: ImageMeasures,
@@ -656,6 +696,7 @@ def check_images(
         cause = f"{len(features)} rows of features for {readable.sum()} images that can be decoded."
         raise HmoeError(cause, fix="one row for each of these images.")
     frames, groups = _duplicate_rows(measures, labels)
+    conflicting = _conflicting(frames, files, labels.get("two classes"))
     notes = []
     odd = np.zeros(len(files), bool)
     for kind, (flagged, values) in _quality_values(measures.table).items():
@@ -674,8 +715,17 @@ def check_images(
     sizes = np.bincount(groups)
     group_of = {file: int(g) for file, g in zip(files, groups) if sizes[g] > 1}
     by = "colours and contrast" if features is None else "pretrained features"
-    table = pd.concat(frames, ignore_index=True)
-    return ImageFindings(measures.tree.root, table, group_of, int(readable.sum()), notes, by)
+    return ImageFindings(
+        root=measures.tree.root,
+        table=pd.concat(frames, ignore_index=True),
+        groups=group_of,
+        count=int(readable.sum()),
+        notes=notes,
+        outliers=by,
+        conflicting=conflicting,
+        folder_notes=list(measures.tree.notes),
+        reasons={file: why for file, why in zip(files, measures.reasons) if why},
+    )
 
 # %% ../../nbs/02_data/14_image_quality.ipynb #def-tree-labels
 def _codes(names) -> np.ndarray:
@@ -742,7 +792,8 @@ def quality_section(found: ImageFindings, most: int = 6) -> dict:
 
     Returns:
         `kinds`: for each finding a dictionary with `kind`, `count`, `why`, `leakage` (a boolean)
-        and `examples`, lists of (data URI, file name). Also `count`, `notes` and `outliers`.
+        and `examples`, lists of (data URI, file name). Also `count`, `notes`, `folder_notes`, and
+        `unreadable`, pairs of a file and the reason.
     """
     kinds = []
     for kind, count in found.counts.items():
@@ -756,14 +807,22 @@ def quality_section(found: ImageFindings, most: int = 6) -> dict:
             shown.add(pair)
             files = [name for name in (file, other) if name]
             examples.append([(picture_uri(found.root / name), name) for name in files])
-        why = KINDS[kind]
-        if kind == "outlier":
-            why += f", by {found.outliers}"
-        leakage = kind in LEAKAGE
         kinds.append(
-            {"kind": kind, "count": count, "why": why, "leakage": leakage, "examples": examples}
+            {
+                "kind": kind,
+                "count": count,
+                "why": found.meaning(kind),
+                "leakage": kind in LEAKAGE,
+                "examples": examples,
+            }
         )
-    return {"kinds": kinds, "count": found.count, "notes": found.notes}
+    return {
+        "kinds": kinds,
+        "count": found.count,
+        "notes": found.notes,
+        "folder_notes": found.folder_notes,
+        "unreadable": list(found.reasons.items()),
+    }
 
 
 def finding_lines(found: ImageFindings, limit: int = 3) -> list[str]:
@@ -776,5 +835,6 @@ def finding_lines(found: ImageFindings, limit: int = 3) -> list[str]:
             names.append(f"{file} = {other}" if other else file)
         more = f", and {count - len(names):,} more" if count > len(names) else ""
         title = f"leakage, {kind}" if kind in LEAKAGE else kind
-        lines.append(f"{title}: {plural(count, 'image')} ({KINDS[kind]}): {', '.join(names)}{more}")
+        counted = f"{title}: {plural(count, 'image')}"
+        lines.append(f"{counted} ({found.meaning(kind)}): {', '.join(names)}{more}")
     return lines + [f"note: {note}" for note in found.notes]
