@@ -33,7 +33,7 @@ from hmoe_repro.data.image_quality import (
     check_images,
     exact_partners,
     measure_image,
-    measure_images,
+    examine_images,
     near_partners,
     perceptual_hashes,
     quality_section,
@@ -57,7 +57,7 @@ def phone(tmp_path_factory):
     planted = make_phone_folder(folder / "camera", 24)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HMOE_CACHE", str(folder / "cache"))
-        found = check_images(measure_images(any_folder(folder / "camera")))
+        found = check_images(examine_images(any_folder(folder / "camera")))
     return planted, found
 
 
@@ -149,7 +149,7 @@ def test_the_folder_is_the_same_each_time(tmp_path):
 
 def test_a_copy_in_another_domain_is_leakage(tmp_path):
     planted = make_phone_folder(tmp_path / "camera", 24, "domains")
-    found = check_images(measure_images(own_inventory(tmp_path / "camera").tree()))
+    found = check_images(examine_images(own_inventory(tmp_path / "camera").tree()))
     leaks = {file for pair in planted.leaks for file in pair}
     assert files_of(found, "two domains") == leaks
     assert not files_of(found, "two classes", "training and test")
@@ -157,7 +157,7 @@ def test_a_copy_in_another_domain_is_leakage(tmp_path):
 
 def test_a_copy_in_another_part_of_a_split_is_leakage(tmp_path):
     planted = make_phone_folder(tmp_path / "camera", 24, "split")
-    found = check_images(measure_images(any_folder(tmp_path / "camera")))
+    found = check_images(examine_images(any_folder(tmp_path / "camera")))
     assert files_of(found, "training and test") == {file for pair in planted.leaks for file in pair}
     assert not files_of(found, "two folders")
 
@@ -168,7 +168,7 @@ def test_a_copy_in_another_class_is_named_so(tmp_path):
     first = next(file for file in reversed(planted.images) if "/house/" in file)
     copy = first.replace("/house/", "/tree/").replace("IMG", "COPY")
     shutil.copy(root / first, root / copy)
-    found = check_images(measure_images(own_inventory(root).tree()))
+    found = check_images(examine_images(own_inventory(root).tree()))
     assert files_of(found, "two classes") == {first, copy}
 
 
@@ -211,7 +211,7 @@ def test_files_that_are_not_compared_are_on_the_page_and_in_the_table(tmp_path):
     scattered(tmp_path / "mixed", 4)
     (tmp_path / "mixed/c0/cut.png").write_bytes(b"no image")
     (tmp_path / "mixed/notes.txt").write_text("x")
-    found = check_images(measure_images(any_folder(tmp_path / "mixed")))
+    found = check_images(examine_images(any_folder(tmp_path / "mixed")))
     assert found.count == 4
     assert list(found.reasons) == ["c0/cut.png"]
     page = findings_html(found)
@@ -356,7 +356,7 @@ def test_orientation_by_exif_changes_no_measure(tmp_path, orientation):
     (tmp_path / "camera").mkdir()
     upright.save(tmp_path / "camera/a.png")
     upright.transpose(undo[orientation]).save(tmp_path / "camera/b.png", exif=exif)
-    measures = measure_images(any_folder(tmp_path / "camera"))
+    measures = examine_images(any_folder(tmp_path / "camera"))
     assert measures.table.iloc[0].equals(measures.table.iloc[1])
     assert (measures.thumbnails[0] == measures.thumbnails[1]).all()
     assert check_images(measures).counts == {"duplicate pixels": 1}
@@ -399,7 +399,7 @@ def test_numbers_of_a_small_image_by_hand():
 def test_the_smallest_images_are_measured(tmp_path, size):
     (tmp_path / "camera").mkdir()
     Image.new("RGB", size, (10, 90, 200)).save(tmp_path / "camera/a.png")
-    found = check_images(measure_images(any_folder(tmp_path / "camera")))
+    found = check_images(examine_images(any_folder(tmp_path / "camera")))
     assert found.count == 1
 
 
@@ -409,7 +409,7 @@ def test_a_finding_of_most_images_is_the_style_of_the_folder(tmp_path):
         (tmp_path / "digits").mkdir(exist_ok=True)
         noise = rng.integers(0, 256, (28, 28), dtype=np.uint8)
         Image.fromarray(noise).save(tmp_path / f"digits/{i}.png")
-    found = check_images(measure_images(any_folder(tmp_path / "digits")))
+    found = check_images(examine_images(any_folder(tmp_path / "digits")))
     assert "tiny" not in found.counts
     assert any("tiny" in note for note in found.notes)
 
@@ -427,7 +427,7 @@ def test_folders_without_images_are_refused(tmp_path):
 
 def test_features_must_be_of_the_same_images(phone, tmp_path):
     planted, _ = phone
-    measures = measure_images(any_folder(Path(planted.root) / "house"))
+    measures = examine_images(any_folder(Path(planted.root) / "house"))
     count = int(measures.readable.sum())
     with pytest.raises(HmoeError, match="one row for each"):
         check_images(measures, features=np.zeros((count + 1, 3)))
@@ -443,7 +443,7 @@ def test_a_folder_that_cannot_be_decoded_has_no_finding(tmp_path):
     (tmp_path / "broken").mkdir()
     for name in "abc":
         (tmp_path / f"broken/{name}.jpg").write_bytes(b"\xff\xd8 no image")
-    measures = measure_images(any_folder(tmp_path / "broken"))
+    measures = examine_images(any_folder(tmp_path / "broken"))
     found = check_images(measures)
     assert not measures.readable.any()
     assert found.table.empty
@@ -459,17 +459,17 @@ def test_only_new_and_changed_files_are_measured_again(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     for i in range(4):
         outdoors(rng, "tree").save(folder / f"{i}.png")
-    first = measure_images(any_folder(folder))
+    first = examine_images(any_folder(folder))
     measured_again = []
     monkeypatch.setattr(
         quality, "measure_image", lambda image: measured_again.append(1) or measure_image(image)
     )
-    again = measure_images(any_folder(folder))
+    again = examine_images(any_folder(folder))
     assert not measured_again
     pd.testing.assert_frame_equal(first.table, again.table)
     shutil.copy(folder / "0.png", folder / "renamed.png")
     outdoors(rng, "tree").save(folder / "2.png")
-    third = measure_images(any_folder(folder))
+    third = examine_images(any_folder(folder))
     assert len(measured_again) <= 2
     assert third.table.iloc[0].equals(first.table.iloc[0])
     assert third.table.pixels[4] == first.table.pixels[0]
@@ -481,11 +481,11 @@ def test_a_damaged_store_is_measured_again(tmp_path, damage):
     folder = tmp_path / "camera"
     folder.mkdir()
     outdoors(np.random.default_rng(0), "tree").save(folder / "a.png")
-    first = measure_images(any_folder(folder))
+    first = examine_images(any_folder(folder))
     store = quality._store_file(first.tree)
     content = store.read_bytes()
     store.write_bytes(damage(content))
-    pd.testing.assert_frame_equal(measure_images(any_folder(folder)).table, first.table)
+    pd.testing.assert_frame_equal(examine_images(any_folder(folder)).table, first.table)
     assert store.read_bytes() == content
 
 
@@ -495,7 +495,7 @@ def test_a_store_that_cannot_be_written_is_a_warning(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("HMOE_CACHE", str(tmp_path / "file"))
     with pytest.warns(UserWarning, match="HMOE_CACHE"):
-        assert measure_images(any_folder(tmp_path / "camera")).readable.all()
+        assert examine_images(any_folder(tmp_path / "camera")).readable.all()
 
 
 def test_a_killed_process_leaves_what_it_measured(tmp_path):
@@ -511,7 +511,7 @@ def test_a_killed_process_leaves_what_it_measured(tmp_path):
         cache.SAVE_SECONDS = quality.SAVE_SECONDS = 0
         measure = quality.measure_image
         quality.measure_image = lambda image: time.sleep(0.05) or measure(image)
-        quality.measure_images(quality.any_folder({str(folder)!r}), workers=1)
+        quality.examine_images(quality.any_folder({str(folder)!r}), workers=1)
     """
     process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], env=os.environ)
     tree = any_folder(folder)
@@ -526,7 +526,7 @@ def test_a_killed_process_leaves_what_it_measured(tmp_path):
     assert 10 <= known < 60
     assert len(cache._read_ledger(tree)) >= 8
     calls = []
-    measures = measure_images(tree, on_progress=lambda done, total: calls.append(total))
+    measures = examine_images(tree, on_progress=lambda done, total: calls.append(total))
     assert calls[-1] <= 60 - 8
     assert measures.readable.all()
     fresh = [measure_image(Image.open(folder / file).convert("RGB"))[2] for file in tree.flat]
@@ -570,7 +570,7 @@ def test_ten_thousand_files_are_measured_in_bounded_memory(tmp_path):
         Image.fromarray(noise).resize((96, 72)).save(folder / f"{i:05d}.png", compress_level=1)
     tree = any_folder(folder)
     tracemalloc.start()
-    measures = measure_images(tree)
+    measures = examine_images(tree)
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert isinstance(measures, ImageMeasures)
@@ -593,7 +593,7 @@ def test_pages_show_pairs_and_escape_names(phone, tmp_path):
     folder.mkdir()
     for name in ("<script>alert(1)<.png", "=1+1.png"):
         shutil.copy(Path(planted.root) / planted.screenshots[0], folder / name)
-    other = check_images(measure_images(any_folder(folder)))
+    other = check_images(examine_images(any_folder(folder)))
     page = findings_html(other)
     assert "<script" not in page
     assert "<b>" not in page
@@ -642,7 +642,7 @@ PACS = Path(os.environ.get("HMOE_DATA") or "shared/data") / "PACS"
 @pytest.mark.slow
 @pytest.mark.skipif(not PACS.is_dir(), reason="needs PACS")
 def test_false_alarms_on_pacs():
-    found = check_images(measure_images(own_inventory(PACS).tree()))
+    found = check_images(examine_images(own_inventory(PACS).tree()))
     assert found.count == 9991
     counts = found.counts
     assert counts["blurred"] <= 10

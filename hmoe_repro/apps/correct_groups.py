@@ -70,6 +70,10 @@ class Refusal(Exception):
         status: status of HTTP, such as 404.
         message: the reason, a sentence for the user.
         details: further entries of the answer.
+
+    >>> refused = Refusal(404, "There is no such picture.")
+    >>> refused.status, refused.message
+    (404, 'There is no such picture.')
     """
 
     def __init__(self, status: int, message: str, **details):
@@ -389,7 +393,7 @@ def train_from_stdin():
     try:
         findings = discover(task["folder"], groups=task["groups"], **settings)
         save_findings(findings, task["folder"], task["output"])
-        result = {"run_id": findings.record["run_id"]}
+        result = {"run": findings.run_id}
         write_atomic(Path(task["output"]) / "result.json", json.dumps(result))
     except HmoeError as error:
         sys.exit(str(error))
@@ -519,7 +523,7 @@ class Training:
                 self.groups.read(folder / TABLE_FILE)
         for name in (PAGE_FILE, WRITTEN_FILE):
             os.replace(folder / name, self.output / name)
-        return result["run_id"]
+        return result["run"]
 
     def stop(self):
         """Stop a running training, and wait for its end."""

@@ -74,7 +74,7 @@ from ..data.base import DomainDataset
 from ..data.image_folder import listed
 from hmoe_repro.data.image_quality import (
     ImageFindings,
-    measure_images,
+    examine_images,
     quality_section,
     split_findings,
 )
@@ -179,9 +179,14 @@ class Findings:
     quality: ImageFindings | None = field(default=None, repr=False)
 
     @property
+    def run_id(self) -> str | None:
+        """Id of the run, or None if nothing was trained."""
+        return self.record["run_id"]
+
+    @property
     def title(self) -> str:
         """Title of the report, with the id of the run if a model was trained."""
-        return f"Groups, run {self.record['run_id']}" if self.model else "Groups"
+        return f"Groups, run {self.run_id}" if self.model else "Groups"
 
     @property
     def held_out(self) -> pd.DataFrame:
@@ -330,7 +335,7 @@ def _skipped(pool: Pool, settings: dict) -> tuple[list[tuple[str, str]], dict]:
     """
     tree = split_pool(pool, settings.get("seed", 0), settings.get("test_domain"))
     with progress_bar(f"looking at {tree.name}") as on_progress:
-        reasons = measure_images(tree, on_progress=on_progress).reasons
+        reasons = examine_images(tree, on_progress=on_progress).reasons
     unreadable = sorted((file, reason) for file, reason in zip(tree.flat, reasons) if reason)
     if not unreadable:
         return [], settings

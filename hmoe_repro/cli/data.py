@@ -73,7 +73,7 @@ def _verify_any_folder(folder: str, workers: int | None, reason: HmoeError, outp
     tree = image_quality.any_folder(folder)
     with Progress(quiet=CONFIG.quiet) as progress:
         show_progress = partial(progress, f"reading the images of {tree.name}", unit="images")
-        measures = image_quality.measure_images(tree, workers, show_progress)
+        measures = image_quality.examine_images(tree, workers, show_progress)
     if all(file.count("/") == 1 for file in tree.flat):  # <class>/<image>, without domains
         say("note: checked as a folder <class>/<image>; domains are not compared, there are none")
     else:
@@ -149,7 +149,7 @@ def data_verify_command(
     say(*findings, *verify.terms(name))
     if store and not report.table.empty:
         filled = [domain for domain in report.domains if report.counts[domain].any()]
-        measures = image_quality.measure_images(report.tree(filled), workers, store=store)
+        measures = image_quality.examine_images(report.tree(filled), workers, store=store)
         _print_image_findings(measures, output)
     verify.refuse_damaged(report)
     print(f"{name}: every image can be read")

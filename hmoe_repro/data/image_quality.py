@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SCALE', 'THUMBNAIL', 'NUMBERS', 'SAVE_SECONDS', 'NEAR', 'DOUBTFUL', 'ALIKE', 'MOST_DOUBTFUL', 'BLURRED', 'DARK',
-           'WASHED_OUT', 'CONTRAST', 'TINY', 'SCREEN', 'FLAT', 'PANORAMA', 'OUTLIER', 'FEATURE_OUTLIER', 'STYLE',
-           'KINDS', 'LEAKAGE', 'measure_image', 'ImageMeasures', 'MeasureStore', 'measure_images', 'any_folder',
+           'WASHED_OUT', 'CONTRAST', 'TINY_SIDE', 'SCREEN', 'FLAT', 'PANORAMA', 'OUTLIER', 'FEATURE_OUTLIER', 'STYLE',
+           'KINDS', 'LEAKAGE', 'measure_image', 'ImageMeasures', 'MeasureStore', 'examine_images', 'any_folder',
            'perceptual_hashes', 'window_correlation', 'near_partners', 'exact_partners', 'ImageFindings',
            'outlier_scores', 'check_images', 'tree_labels', 'split_findings', 'picture_uri', 'quality_section',
            'finding_lines']
@@ -215,7 +215,7 @@ def _store_file(tree: ImageTree) -> Path:
     return cache_root(tree) / f"{cache_stem(tree)}-quality-{version}.npz"
 
 
-def measure_images(
+def examine_images(
     tree: ImageTree, workers: int | None = None, on_progress=None, store=None
 ) -> ImageMeasures:
     """Measure all images of a folder in one pass over its files.
@@ -478,7 +478,7 @@ BLURRED = 0.9  # sharpness below which an image is blurred
 DARK = 64  # level of the 95th percentile below which an image is dark
 WASHED_OUT = 110  # level of the 0.1st percentile above which a bright image is overexposed
 CONTRAST = 40  # levels between the 0.1st and the 99.9th percentile
-TINY = 64  # pixels on the shorter side
+TINY_SIDE = 64  # pixels on the shorter side
 SCREEN = (1.6, 2.4)  # ratio of the sides of a telephone's or a computer's screen
 FLAT = 0.7  # fraction of equal neighbours from which an image with this ratio is a screenshot
 PANORAMA = 2  # ratio of the sides from which an image is a panorama or a strip
@@ -498,7 +498,7 @@ KINDS = {
     "dark": "95 % of the pixels are darker than a quarter of the range",
     "overexposed": "bright, and without any dark pixel",
     "no contrast": "all grey levels are close to each other",
-    "tiny": f"fewer than {TINY} pixels on one side",
+    "tiny": f"fewer than {TINY_SIDE} pixels on one side",
     "screenshot": "the shape of a screen, and mostly areas of one colour",
     "panorama": "one side is at least twice as long as the other, and no screenshot",
     "outlier": "unlike all other images",
@@ -600,7 +600,7 @@ def _quality_values(table: pd.DataFrame) -> dict[str, tuple[pd.Series, pd.Series
         "dark": (~lit, table.bright),
         "overexposed": ((table.darkest > WASHED_OUT) & (table.bright >= 250), table.darkest),
         "no contrast": (~contrasted & lit, contrast),
-        "tiny": (shorter < TINY, shorter),
+        "tiny": (shorter < TINY_SIDE, shorter),
         "screenshot": (flat_screen, table.flat),
         "panorama": ((ratio >= PANORAMA) & ~flat_screen, ratio),
     }
@@ -680,7 +680,7 @@ def check_images(
     """Find duplicates, leakage and images of doubtful quality in a folder.
 
     Args:
-        measures: result of `measure_images`.
+        measures: result of `examine_images`.
         labels: finding -> codes (N,) of the images. Duplicates with different codes are reported as
             this finding, one of `KINDS`. Default: `tree_labels`.
         features: features (R, F) of a pretrained network for the images that can be decoded, by
@@ -773,7 +773,7 @@ def split_findings(
     parts = labels.pop("two domains")
     if tree.num_classes > 1:
         labels["training and test"] = parts
-    return check_images(measure_images(tree, on_progress=on_progress), labels, features)
+    return check_images(examine_images(tree, on_progress=on_progress), labels, features)
 
 # %% ../../nbs/02_data/14_image_quality.ipynb #def-quality-section
 def picture_uri(path: Path, side: int = 120) -> str:
