@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -394,7 +395,7 @@ def _of_each_algorithm(evaluated: "Evaluated", method) -> pd.DataFrame:
 def _confusion_counts(evaluated: "Evaluated", algorithm: str) -> pd.DataFrame:
     """Return label, predicted and images: a row for each cell of the confusion matrix."""
     counts = evaluated.confusion(algorithm, normalise=False)
-    return counts.stack().rename("images").reset_index()
+    return cast(pd.Series, counts.stack()).rename("images").reset_index()
 
 
 def _differences_or_reason(evaluated: "Evaluated") -> tuple[pd.DataFrame, str]:
@@ -641,8 +642,8 @@ def _reliability_figure(evaluated: Evaluated):
     errors = measured[measured.role == "test"].set_index("algorithm").ece
     colour_of = colours(errors.index)
     for name, images in of_test.groupby("algorithm", sort=False):
-        color = colour_of[name]
-        measures.plot_reliability(axis, images, str(name), error=errors[name], color=color)
+        color = colour_of[str(name)]
+        measures.plot_reliability(axis, images, str(name), error=errors[str(name)], color=color)
     axis.legend(loc="upper left", fontsize=8)
     return figure
 

@@ -596,7 +596,10 @@ def _quality_values(table: pd.DataFrame) -> dict[str, tuple[pd.Series, pd.Series
     contrasted = contrast >= CONTRAST
     lit = table.bright >= DARK
     return {
-        "blurred": ((table.sharpness < BLURRED) & contrasted & (shorter >= TINY), table.sharpness),
+        "blurred": (
+            (table.sharpness < BLURRED) & contrasted & (shorter >= TINY_SIDE),
+            table.sharpness,
+        ),
         "dark": (~lit, table.bright),
         "overexposed": ((table.darkest > WASHED_OUT) & (table.bright >= 250), table.darkest),
         "no contrast": (~contrasted & lit, contrast),
