@@ -252,19 +252,18 @@ def damaged(tmp_path, monkeypatch):
 
 
 def test_discover_leaves_bad_files_out_and_lists_them(damaged, tmp_path):
-    with pytest.warns(UserWarning, match="2 of 42 images cannot be read"):
-        done = command(
-            *("discover", damaged, "--output", tmp_path / "page.html", "--method", "hmoe"),
-            *("--network", "image_cnn", "--steps", 2, "--restarts", 1, "--experts", 2),
-            *("--resolution", 24, "--set", "batch_size=4", "--device", "cpu"),
-        )
+    done = command(
+        *("discover", damaged, "--output", tmp_path / "page", "--method", "hmoe"),
+        *("--network", "image_cnn", "--steps", 2, "--restarts", 1, "--experts", 2),
+        *("--resolution", 24, "--set", "batch_size=4", "--device", "cpu"),
+    )
     assert done.exit_code == 0, done.output
-    skipped = [line for line in done.stderr.splitlines() if line.startswith("skipped: ")]
-    assert [line.split()[1] for line in skipped] == ["cat/cut.png", "dog/empty.png"]
-    table = pd.read_csv(tmp_path / "groups.csv")
+    left_out = [line for line in done.stderr.splitlines() if line.startswith("left out: ")]
+    assert [line.split()[2] for line in left_out] == ["cat/cut.png", "dog/empty.png"]
+    table = pd.read_csv(tmp_path / "page" / "groups.csv")
     assert len(table) == 40
     assert not table.file.str.contains("cut|empty").any()
-    assert "cat/cut.png" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "cat/cut.png" in (tmp_path / "page" / "index.html").read_text(encoding="utf-8")
 
 
 def test_discover_refuses_them_if_asked_or_if_too_few_are_left(damaged):

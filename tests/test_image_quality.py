@@ -25,9 +25,9 @@ from hmoe_repro.data import cache
 from hmoe_repro.data import image_quality as quality
 from hmoe_repro.data.image_folder import own_inventory, shared_notes
 from hmoe_repro.data.image_quality import (
+    GREY_SIDE,
     NEAR,
     NUMBERS,
-    THUMBNAIL,
     ImageMeasures,
     any_folder,
     check_images,
@@ -66,7 +66,7 @@ def files_of(found, *kinds):
 
 
 def thumbnail(image):
-    return np.asarray(image.convert("L").resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BOX))
+    return np.asarray(image.convert("L").resize((GREY_SIDE, GREY_SIDE), Image.Resampling.BOX))
 
 
 def pairs_planted(planted):
@@ -252,7 +252,7 @@ def brute_force(thumbnails):
                 continue
             if different > NEAR:
                 alike = window_correlation(thumbnails[i : i + 1], thumbnails[j : j + 1])[0]
-                if alike < quality.ALIKE:
+                if alike < quality.COPY_CORRELATION:
                     continue
             pairs[i, j] = different
     return pairs
@@ -302,13 +302,13 @@ def test_two_windows_agree_with_a_crop_done_by_pillow():
     whole, cropped = thumbnail(image), thumbnail(cut(image, 0.03, 0))
     plain = np.corrcoef(whole.ravel(), cropped.ravel())[0, 1]
     best = window_correlation(whole[None], cropped[None])[0]
-    assert best > max(plain, quality.ALIKE)
+    assert best > max(plain, quality.COPY_CORRELATION)
     assert window_correlation(cropped[None], whole[None])[0] == pytest.approx(best, abs=1e-6)
     assert window_correlation(whole[None], whole[None])[0] == pytest.approx(1, abs=1e-5)
 
 
 def test_images_without_contrast_are_no_near_duplicates():
-    flat = np.full((3, THUMBNAIL, THUMBNAIL), 200, np.uint8)
+    flat = np.full((3, GREY_SIDE, GREY_SIDE), 200, np.uint8)
     assert not perceptual_hashes(flat).any()
     partners, _, groups = near_partners(flat, np.ones(3, bool), [])
     assert (partners == -1).all()
@@ -391,7 +391,7 @@ def test_numbers_of_a_small_image_by_hand():
     assert (numbers["width"], numbers["height"]) == (4, 2)
     assert numbers["flat"] == pytest.approx(5 / 6)  # of six pairs only one differs
     assert numbers["red"] == numbers["blue"] == pytest.approx((4 * 200 + 2 * 40) / 8)
-    assert len(small) == THUMBNAIL * THUMBNAIL
+    assert len(small) == GREY_SIDE * GREY_SIDE
     assert np.isnan(numbers["sharpness"])
 
 
@@ -436,7 +436,7 @@ def test_features_must_be_of_the_same_images(phone, tmp_path):
     found = check_images(measures, features=points)
     wanted = np.array(measures.tree.flat)[measures.readable][4]
     assert found.outliers == "pretrained features"
-    assert wanted in files_of(found, "outlier") | files_of(found, *quality.KINDS)
+    assert wanted in files_of(found, "outlier") | files_of(found, *quality.FINDINGS)
 
 
 def test_a_folder_that_cannot_be_decoded_has_no_finding(tmp_path):
@@ -508,7 +508,7 @@ def test_a_killed_process_leaves_what_it_measured(tmp_path):
     script = f"""
         import time
         from hmoe_repro.data import cache, image_quality as quality
-        cache.SAVE_SECONDS = quality.SAVE_SECONDS = 0
+        cache.SAVE_SECONDS = quality.SAVE_MEASURES_SECONDS = 0
         measure = quality.measure_image
         quality.measure_image = lambda image: time.sleep(0.05) or measure(image)
         quality.examine_images(quality.any_folder({str(folder)!r}), workers=1)

@@ -386,7 +386,7 @@ def train_from_stdin():
     """
     warnings.showwarning = lambda message, *_, **__: print(f"note: {message}", file=sys.stderr)
     task = json.load(sys.stdin)
-    CONFIG.restore(task["config"])
+    CONFIG.restore(task.pop("config"))
     settings = task["settings"]
     if settings.get("store"):
         settings["store"] = RunStore(settings["store"])

@@ -737,7 +737,7 @@ def discover(
         **_finding_fields(groupings, method),
     )
 
-# %% ../../nbs/09_apps/04_discover.ipynb #def-summarise
+# %% ../../nbs/09_apps/04_discover.ipynb #def-agreements
 def _accuracy(images: pd.DataFrame) -> float:
     return (images.predicted == images["class"]).mean()
 
@@ -783,7 +783,7 @@ def leaked_images(findings: Findings) -> tuple[int, int]:
     leaked = held_out.intersection(table.file[table.finding == kind])
     return len(leaked), len(leaked.intersection(findings.quality.conflicting.get(kind, ())))
 
-
+# %% ../../nbs/09_apps/04_discover.ipynb #def-summarise
 def _hmoe_summary(findings: Findings) -> dict:
     """Summarise the experts of HMOE, on images that were not trained on."""
     from sklearn.metrics import adjusted_mutual_info_score
@@ -1157,7 +1157,7 @@ def code_maps(findings: Findings) -> list[dict]:
         maps.append({"title": f"by {title}", "dots": dots, "squares": squares, "legend": legend})
     return maps
 
-# %% ../../nbs/09_apps/04_discover.ipynb #def-report-html
+# %% ../../nbs/09_apps/04_discover.ipynb #def-report-sentences
 HOW_SURE = {
     (
         "features",
@@ -1199,7 +1199,7 @@ def _leak_sentence(leaked: int, conflicting: int) -> str:
         text += f", {conflicting} of them with another subject"
     return f"{text}: the number can be wrong by {plural(leaked, 'picture')}. "
 
-
+# %% ../../nbs/09_apps/04_discover.ipynb #def-report-html
 def _counted_columns(findings: Findings, summary: dict) -> dict[str, str]:
     """Return title -> column of the tables that count images by group."""
     columns = {}

@@ -41,7 +41,7 @@ def data_list_command(folder: DataDirOption = None):
     for known in KNOWN.values():
         print(f"  {known.name}: {known.citation}")
 
-# %% ../../nbs/11_cli/05_data.ipynb #def-verify
+# %% ../../nbs/11_cli/05_data.ipynb #def-print-findings
 def _print_image_findings(measures, output: str | None):
     """Print the findings on measured images, and write their table and page."""
     from hmoe_repro.apps.image_page import write_findings
@@ -87,7 +87,7 @@ def _verify_any_folder(folder: str, workers: int | None, reason: HmoeError, outp
         cause = f"{tree.name}: {len(unreadable)} unreadable."
         raise HmoeError(cause, fix="restore these files, or remove them.")
 
-
+# %% ../../nbs/11_cli/05_data.ipynb #def-verify
 def _check_image_options(name: str, images: bool, output: str | None):
     """Raise `HmoeError` for --output without --images, and for --images of MNIST."""
     from hmoe_repro.data.verify import MNIST
