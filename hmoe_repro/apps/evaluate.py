@@ -375,7 +375,7 @@ def _contact_sheet(rows: pd.DataFrame, records: list[Record], data_dir):
         axis.axis("off")
     for axis, picture, row in zip(axes.flat, pictures, rows.to_dict("records")):
         axis.imshow(picture, cmap="grey")
-        axis.set_title(_caption(row), fontsize=7)
+        axis.set_title(_caption(row), fontsize=8)
     return figure
 
 
