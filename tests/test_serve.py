@@ -944,7 +944,7 @@ table = pathlib.Path(task['groups']).read_text()
 (out / 'groups.csv').write_text(table.replace('0.9000', '0.7000'))
 (out / 'index.html').write_text('new page')
 (out / '.hmoe-discover.json').write_text('{}')
-(out / 'result.json').write_text(json.dumps({'run_id': 'hmoe-dl-000000000000'}))
+(out / 'result.json').write_text(json.dumps({'run': 'hmoe-dl-000000000000'}))
 """
 
 

@@ -506,7 +506,7 @@ class Training:
             if process.wait() == 0:
                 run_id = self._take_over(folder, version)
                 ended = "done"
-        except (OSError, HmoeError, ValueError) as error:
+        except (OSError, HmoeError, ValueError, KeyError) as error:
             self._lines.append(str(error))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
