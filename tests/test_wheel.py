@@ -76,7 +76,7 @@ def test_the_wheel_has_every_file_of_the_package_and_all_pages(built):
     there = {p.relative_to(built).as_posix() for p in (built / "hmoe_repro").rglob("*.*")}
     there |= {f"hmoe_repro/pages/{p.name}" for p in (built / "nbs" / "paper").glob("*.ipynb")}
     kinds = {name.rpartition(".")[2] for name in there}
-    suffixes = {"py", "toml", "csv", "mplstyle", "html", "css", "md", "txt", "ipynb", "typed"}
+    suffixes = {"py", "toml", "csv", "mplstyle", "html", "css", "js", "md", "txt", "ipynb", "typed"}
     assert kinds == suffixes
     assert not there - names
 
