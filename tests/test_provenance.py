@@ -24,6 +24,7 @@ from hmoe_repro.report.provenance import (
     SELECTION_RULE,
     TOY_RULE,
     caption,
+    devices_text,
     header,
     output_folder,
     plan_words,
@@ -237,6 +238,16 @@ def test_the_header_owns_up(miniature):
     toy = invented.measured("ERM", "photo", 0, default=0.5)
     toy["config"] |= {"dataset": "SineIntervals", "steps": 20_000}
     assert "full scale" in header("quick", frame_of([toy]))
+
+
+def test_several_devices_are_counted_with_the_algorithms_of_the_rarer_ones():
+    devices = ["cuda"] * 3 + ["cpu"] * 2
+    algorithms = ["ARM", "ERM", "VREx", "VREx", "ERM"]
+    frame = pd.DataFrame({"environment.device": devices, "algorithm": algorithms})
+    assert devices_text(frame) == "cuda (3 runs), cpu (2 runs: ERM 1, VREx 1)"
+    assert devices_text(frame[:3]) == "cuda"
+    assert devices_text(frame.drop(columns="environment.device")) == "not recorded"
+    assert devices_text(frame.assign(**{"environment.device": None})) == "not recorded"
 
 
 def test_the_header_says_which_studies_were_planned(miniature):

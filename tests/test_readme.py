@@ -76,6 +76,12 @@ def test_a_figure_is_full_reduced_or_not_run_by_the_runs_behind_its_page(tmp_pat
     assert status(("hmoe_fig5",))[0] == "reduced"
     rendered("paper", "hmoe_fig5", **whole | {"dataset": []})
     assert status(("hmoe_fig5",))[0] == "reduced"
+    rendered("paper", "hmoe_fig5", **whole | {"trial_seed": [0, 1]})
+    assert status(("hmoe_fig5",))[0] == "reduced"
+    rendered("paper", "hmoe_fig5", **whole | {"records": 47})
+    assert status(("hmoe_fig5",))[0] == "reduced"
+    rendered("paper", "hmoe_fig5", **whole | {"failed": ["482ab51b1d07"]})
+    assert status(("hmoe_fig5",))[0] == "reduced"
     rendered("paper", "hmoe_fig5", **whole)
     assert status(("hmoe_fig5",)) == (
         "full (3 seeds)",

@@ -47,6 +47,7 @@ from ..core.toml import package_toml
 from .gallery import facts_of
 from .provenance import STATUS
 from ..studies.artefacts import ARTEFACTS, artefact_studies
+from ..studies.studies import count_runs
 from ..studies.study_file import read_study
 
 # %% ../../nbs/08_report/05_readme.ipynb #def-fill-blocks
@@ -158,18 +159,25 @@ def _is_full(profile: str, page: str, facts: dict) -> bool:
 
     Args:
         profile, page: the rendered page.
-        facts: its provenance. A page that lacks an algorithm or a data set is not full.
+        facts: its provenance. A page that lacks a planned run is not full, nor one that lacks an
+            algorithm, a data set or a trial seed.
     """
     if FULL_ELSEWHERE.get(page) == profile:
         return True
     if profile != "paper":
         return False
-    planned = {"algorithm": set(), "dataset": set()}
-    for study in artefact_studies(page, "paper"):
-        for block in read_study(study).runs:
+    planned = {"algorithm": set(), "dataset": set(), "trial_seed": set()}
+    planned_runs = 0
+    for study in map(read_study, artefact_studies(page, "paper")):
+        planned_runs += count_runs(study)
+        for block in study.runs:
             planned["algorithm"].update(block.algorithms)
             planned["dataset"].update(block.datasets)
-    return all(names <= set(facts.get(field) or []) for field, names in planned.items())
+            planned["trial_seed"].update(block.seeds)
+    finished_runs = facts.get("records", 0) - len(facts.get("failed") or [])
+    if finished_runs < planned_runs:
+        return False
+    return all(values <= set(facts.get(field) or []) for field, values in planned.items())
 
 
 def _status_word(rendered: dict[tuple[str, str], dict], full: bool, wanted: set[str]) -> str:
