@@ -682,7 +682,7 @@ def read_metadata(found: Inventory) -> pd.DataFrame | None:
             raise HmoeError(cause, fix="a value in each cell, or leave the column out.")
     return table
 
-# %% ../../nbs/02_data/04_image_folder.ipynb #def-list-inventory
+# %% ../../nbs/02_data/04_image_folder.ipynb #def-list-row
 LIST_COLUMNS = ("file", "class", "domain")
 PART_COLUMN = "split"
 _LIST_FIX = "a table with the columns file, class and domain, one line for each image."
@@ -756,8 +756,7 @@ def _metadata_of(rows: list[TableRow], files: list[str]) -> pd.DataFrame | None:
     Raises:
         HmoeError: for an empty cell, naming the line.
     """
-    keys = dict.fromkeys(key for row in rows for key in row.cells)
-    keys = [key for key in keys if key and key not in (*LIST_COLUMNS, PART_COLUMN)]
+    keys = [key for key in rows[0].cells if key and key not in (*LIST_COLUMNS, PART_COLUMN)]
     if not keys:
         return None
     columns = {}
@@ -766,7 +765,7 @@ def _metadata_of(rows: list[TableRow], files: list[str]) -> pd.DataFrame | None:
         columns[key] = _typed(pd.Series(texts, index=files))
     return pd.DataFrame(columns, index=files)
 
-
+# %% ../../nbs/02_data/04_image_folder.ipynb #def-list-inventory
 def list_inventory(path, name: str | None = None) -> Inventory:
     """Take the inventory of the images that a list names.
 

@@ -179,7 +179,7 @@ def _image_positions(domain_names: list[str], tree: ImageTree) -> pd.DataFrame:
             rows.append((domain, image, position))
     return pd.DataFrame(rows, columns=["domain", "image", "position"])
 
-
+# %% ../../nbs/05_training/02_splits.ipynb #def-given-parts
 def gives_parts(source) -> bool:
     """Return whether the images themselves say which part of a split they belong to.
 
@@ -224,7 +224,7 @@ def _split_of_parts(source, data: DomainDataset, tree: ImageTree) -> SplitLists:
         tensors[domain] = {p: torch.tensor(parts[p]) for p in LIST_PARTS if p in parts}
     return SplitLists(digest, tensors, unlisted)
 
-
+# %% ../../nbs/05_training/02_splits.ipynb #def-read-split-lists
 def read_split_lists(folder, data: DomainDataset) -> SplitLists:
     """Read a given split, and check it against the images of a data set.
 
