@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from PIL import Image
 from typer.main import get_command
 from typer.testing import CliRunner
@@ -60,15 +61,45 @@ def refusal(root, function=own_inventory):
 @pytest.mark.parametrize(
     "splits", [("train", "val", "test"), ("Training", "Validation"), ("test", "dev")]
 )
-def test_a_split_around_the_domains_is_recognised(tmp_path, splits):
+def test_a_split_around_the_domains_is_read_as_one_data_set(tmp_path, splits):
+    """The images of a domain are those of all parts, in the order of one folder."""
+    merged = {}
     for split in splits:
         tree(tmp_path / "data" / split)
-    error = refusal(tmp_path / "data")
-    part = next((s for s in splits if s.casefold().startswith("train")), sorted(splits)[0])
-    assert str(tmp_path / "data" / part) in error.fix
+        part = tmp_path / "data" / split
+        for path in list(part.rglob("*.png")):
+            renamed = path.rename(path.with_name(f"{path.stem} {split}.png"))
+            merged[str(renamed.relative_to(part))] = renamed.read_bytes()
+    found = own_inventory(tmp_path / "data")
+    assert found.domains == list(DOMAINS)
+    assert found.classes == list(CLASSES)
+    assert len(found.table) == len(splits) * 18
+    assert any("--splits" in note and sorted(splits)[0] in note for note in found.notes)
+    for name, content in merged.items():
+        path = tmp_path / "one" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    one = scan_tree(tmp_path / "one")
+    parted = found.tree()
+    assert [[file.partition("/")[2] for file in files] for files in parted.files] == one.files
+    assert all(map(torch.equal, parted.labels, one.labels))
+
+
+def test_a_pool_with_a_split_around_the_domains_names_one_part(tmp_path):
+    for split in ("train", "val"):
+        tree(tmp_path / "data" / split)
+    error = refusal(tmp_path / "data", read_pool)
+    assert str(tmp_path / "data" / "train") in error.fix
     assert "art, photo, sketch" in error.cause
-    assert scan_tree(tmp_path / "data" / part).domain_names == list(DOMAINS)
-    assert refusal(tmp_path / "data", read_pool).fix == error.fix
+
+
+def test_subfolders_of_classes_make_no_domains(tmp_path):
+    """train/<class>/<burst>/<image> has classes where domains would be."""
+    for split in ("train", "test"):
+        for name in CLASSES:
+            tree(tmp_path / "data" / split, (name,), (f"{name} 1", f"{name} 2"))
+    error = refusal(tmp_path / "data")
+    assert str(tmp_path / "data" / "train") in error.fix
 
 
 def test_a_split_inside_each_domain_is_recognised(tmp_path):

@@ -95,7 +95,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 data_app = typer.Typer(no_args_is_help=True)
-for _name in ("list", "verify", "download"):
+for _name in ("list", "verify", "show", "download"):
     _add_command(data_app, _name, vars(data)[f"data_{_name}_command"])
 
 COMMANDS = {}
@@ -104,7 +104,7 @@ for _module in (listings, plan_sweep, train, select_report, discover_predict):
 for _panel, _names in GROUPS.items():
     for _name in _names:
         if _name == "data":
-            _summary = "List, download and verify data sets."
+            _summary = "List, download, verify and show data sets."
             app.add_typer(data_app, name=_name, help=_summary, rich_help_panel=_panel)
         else:
             _add_command(app, _name, COMMANDS[_name], _panel)

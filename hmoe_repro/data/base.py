@@ -298,8 +298,16 @@ class MultiDomainDataset(Domains):
         """
         return lambda device="cpu": self.inputs(position, indices, device, seeds)
 
-    def pictures(self, position: int, indices: torch.Tensor) -> torch.Tensor:
-        """Return images of the domain at `position` for display: bytes (B, C, H, W)."""
+    def pictures(
+        self, position: int, indices: torch.Tensor, seeds: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return images of the domain at `position` for display: bytes (B, C, H, W).
+
+        Args:
+            position: position of the domain in `domain_names`.
+            indices: (B,) indices of the images in that domain.
+            seeds: (B,) seeds of the augmentation. Unused here, as in `inputs`.
+        """
         images = self.images[position][indices]
         if images.dtype == torch.uint8:
             return images

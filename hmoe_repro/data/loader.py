@@ -464,7 +464,15 @@ class ImageDataset(ImageFiles):
         finish = self._bytes(position, indices, seeds)
         return lambda device="cpu": normalise(on_device(finish(), device))
 
-    def pictures(self, position: int, indices: torch.Tensor) -> torch.Tensor:
-        """Return images for display, without augmentation: bytes (B, 3, R, R)."""
-        finish = self._bytes(position, indices, None)
+    def pictures(
+        self, position: int, indices: torch.Tensor, seeds: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return images for display: bytes (B, 3, R, R).
+
+        Args:
+            position: position of the domain in `domain_names`.
+            indices: (B,) indices of the images in that domain.
+            seeds: (B,) seeds of the augmentation, or None for none.
+        """
+        finish = self._bytes(position, indices, seeds)
         return finish().permute(0, 3, 1, 2).contiguous()

@@ -45,7 +45,7 @@ from . import mnist
 from .base import DomainDataset, MultiDomainDataset, as_dataset
 from .benchmarks import KNOWN, read_known
 from .digits import MORE_STYLES, STYLES, digit_domains, digit_styles, withheld_digits
-from .image_folder import ImageTree, scan_tree
+from .image_folder import ImageTree, is_list, scan_tree
 from .loader import ImageDataset
 
 # %% ../../nbs/02_data/09_registry.ipynb #def-register-dataset
@@ -382,11 +382,11 @@ def read_function(path: Path, name: str) -> tuple:
     return build, "trial_seed" in arguments
 
 # %% ../../nbs/02_data/09_registry.ipynb #def-enter-folder
-_OWN: dict[str, str] = {}  # name of a user's data set -> its folder, or `file.py:Name`
+_OWN: dict[str, str] = {}  # name of a user's data set -> its folder or list, or `file.py:Name`
 
 
 def _enter(text: str) -> str:
-    """Register a folder or `file.py:Name`, for this process and its worker processes.
+    """Register a folder, a list or `file.py:Name`, for this process and its worker processes.
 
     Returns:
         The name of the data set.
@@ -402,14 +402,14 @@ def _enter(text: str) -> str:
         text = f"{path}:{function}"
     else:
         path = resolved(text)
-        name = path.name
+        name = path.stem if is_list(path) else path.name
         text = str(path)
     if _OWN.get(name) == text:
         return name
     if not name:
         raise HmoeError(f"{text} has no name.", fix="use a folder with a name.")
     if name in DATASETS:
-        fix = f"rename the folder or function, or use --dataset {name}."
+        fix = f"rename the folder, list or function, or use --dataset {name}."
         owner = f"a data set of {'yours' if name in _OWN else 'this library'}"
         raise HmoeError(f"{text} would be called {name}, and {owner} has that name.", fix=fix)
     if colon:
@@ -421,7 +421,8 @@ def _enter(text: str) -> str:
         data = scan_tree(path)
         classes = plural(data.num_classes, "class", "classes")
         images = plural(len(data), "image")
-        info = {"summary": f"your folder: {classes}, {images}", "files": name}
+        kind = "list" if is_list(path) else "folder"
+        info = {"summary": f"your {kind}: {classes}, {images}", "files": name}
         build = lambda trial_seed, data_dir: _as_dataset(scan_tree(path))
     if data.num_classes < 2:
         cause = f"{name} has one class, {data.class_names[0]!r}, so there is nothing to classify."
@@ -439,7 +440,7 @@ def own_datasets() -> dict[str, str]:
     """Register the data sets of `CONFIG.datasets`, and return all data sets of the user.
 
     Returns:
-        name -> folder or `file.py:Name`.
+        name -> folder, list or `file.py:Name`.
     """
     for text in CONFIG.datasets:
         _enter(text)
@@ -451,8 +452,8 @@ def find_dataset(text: str, folder=".") -> str:
     """Return the name of a data set, given by name or path, and register it if necessary.
 
     Args:
-        text: a name, or the path of a folder `<domain>/<class>/<image>` or of a function
-            `file.py:Name`.
+        text: a name, or the path of a folder `<domain>/<class>/<image>`, of a list of images
+            (`data.image_folder.list_inventory`), or of a function `file.py:Name`.
         folder: folder that a relative path starts from.
 
     Raises:
@@ -463,9 +464,9 @@ def find_dataset(text: str, folder=".") -> str:
     if text in DATASETS:
         return text
     path = Path(folder, expanded(text))
-    if ".py:" in text or path.is_dir():
+    if ".py:" in text or path.is_dir() or is_list(path):
         return _enter(str(path))
-    return check_choice(text, DATASETS, "data set (nor is it the path of a folder)")
+    return check_choice(text, DATASETS, "data set (nor is it the path of a folder or list)")
 
 # %% ../../nbs/02_data/09_registry.ipynb #def-list-datasets
 @public

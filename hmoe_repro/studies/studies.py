@@ -139,7 +139,7 @@ def _splits_folder(study: Study, block: int) -> str | None:
     from hmoe_repro.training.splits import register_splits
 
     folder = study.file.folder / expanded(runs.splits)
-    if not folder.is_dir():
+    if not folder.exists():
         folder = data_dir() / runs.splits
     with study.file.at(*setting_path(study.file, block, "splits")):
         return str(register_splits(folder))

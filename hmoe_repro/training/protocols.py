@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['HOLDOUT', 'EVALUATION_BATCH', 'PROTOCOLS', 'split_indices', 'make_splits', 'select_training_domains',
            'domains_with_domain_labels', 'draw_domain_labelled', 'Sampler', 'request_batch', 'make_batch',
-           'validation_seeds', 'run_seed', 'run_seed_of', 'mode_accuracies', 'parse_evaluate_option',
+           'validation_seeds', 'run_seed', 'run_seed_of', 'mode_accuracies', 'parse_evaluate_option', 'given_splits',
            'DomainBedProtocol', 'three_parts', 'split_train_val', 'dmg_splits', 'epoch_length', 'EpochSampler',
            'DMGProtocol', 'make_protocol']
 
@@ -396,6 +396,45 @@ def parse_evaluate_option(text: str) -> tuple[str, int | None]:
     max_validation_images = int(limit) if limit else None
     return policy, max_validation_images
 
+# %% ../../nbs/05_training/03_protocols.ipynb #def-given-splits
+def given_splits(
+    data: DomainDataset, trial_seed: int, test_domains, lists: SplitLists
+) -> dict[str, dict[str, torch.Tensor]]:
+    """Divide a data set for DomainBed's protocol by a given split.
+
+    In a training domain, 'in' has the images for training and 'out' those for validation. Its test
+    images are used for nothing. In a test domain, 'in' has the test images, or all images if none
+    is marked so. Without validation images, 'out' is a fifth that the trial seed draws from 'in'.
+
+    Args:
+        data: the data set.
+        trial_seed: seed of the parts that are drawn.
+        test_domains: names of the test domains.
+        lists: the given split.
+
+    Returns:
+        domain -> {'in', 'out'} -> indices.
+
+    Raises:
+        HmoeError: for a domain with fewer than five images to draw from.
+    """
+    splits = {}
+    for position, domain in enumerate(data.domain_names):
+        parts = lists.parts[domain]
+        inside = parts["train"]
+        if domain in test_domains:
+            inside = parts.get("test", torch.arange(len(data.labels[position])))
+        outside = parts.get("val")
+        if outside is None or domain in test_domains and "test" not in parts:
+            if len(inside) < 5:
+                cause = f"{data.name}: domain {domain!r} has {plural(len(inside), 'image')}"
+                raise HmoeError(f"{cause}, too few to hold out a fifth.", fix="mark some as val.")
+            drawn_in, drawn_out = split_indices(len(inside), trial_seed, position)
+            outside = inside[torch.from_numpy(drawn_out)]
+            inside = inside[torch.from_numpy(drawn_in)]
+        splits[domain] = {"in": inside, "out": outside}
+    return splits
+
 # %% ../../nbs/05_training/03_protocols.ipynb #def-domainbed
 class DomainBedProtocol:
     """DomainBed's rules of a run: splits, batches, length, checkpoints, and what is evaluated.
@@ -415,20 +454,24 @@ class DomainBedProtocol:
         """Refuse options of DMG's protocol.
 
         Raises:
-            HmoeError: for `epochs` or `splits`.
+            HmoeError: for `epochs`.
         """
-        for name in ("epochs", "splits"):
-            if getattr(self.run, name) is not None:
-                raise HmoeError(
-                    f"{name} belong to DMG's protocol. DomainBed's draws batches with replacement, "
-                    "from splits by trial seed.",
-                    fix=f"protocol dmg, or leave {name} out.",
-                    setting=name,
-                )
+        if self.run.epochs is not None:
+            raise HmoeError(
+                "epochs belong to DMG's protocol. DomainBed's draws batches with replacement.",
+                fix="protocol dmg, or leave epochs out.",
+                setting="epochs",
+            )
 
     def splits(self, data: DomainDataset) -> dict[str, dict[str, torch.Tensor]]:
-        """Divide the data: domain -> {'in', 'out'} -> indices of the images of the domain."""
-        return make_splits(data, self.run.trial_seed)
+        """Divide the data: domain -> {'in', 'out'} -> indices of the images of the domain.
+
+        The split is drawn by the trial seed, or it is the given one of the run (`given_splits`).
+        """
+        if self.run.splits is None:
+            return make_splits(data, self.run.trial_seed)
+        lists = find_splits(self.run.splits, data)
+        return given_splits(data, self.run.trial_seed, self.run.test_domains, lists)
 
     def length(self, data: DomainDataset, batch_size: int, frequency: int) -> tuple[int, int]:
         """Return the number of updates, and the number of updates between checkpoints.

@@ -114,7 +114,7 @@ class RunOptions(Checked):
         "domainbed", description="domainbed, or dmg (epochs of mixed batches of 64)."
     )
     splits: Annotated[str | None, BeforeValidator(_optional_text)] = Field(
-        None, description="With protocol dmg: folder of lists such as art_train.txt."
+        None, description="A given split: a folder of lists (art_train.txt), or a list of images."
     )
     hparams_seed: Seed = Field(
         0,

@@ -1,0 +1,231 @@
+"""Lists of images: the same data and runs as a folder, splits that are followed, and faults named
+by line."""
+
+import csv
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+
+from hmoe_repro.core.config import CONFIG
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.core.tables import read_table
+from hmoe_repro.data import registry
+from hmoe_repro.data.image_folder import own_inventory, scan_tree
+from hmoe_repro.data.loader import ImageDataset
+from hmoe_repro.data.registry import DATASETS, find_dataset, load_dataset
+from hmoe_repro.training.planning import make_config
+from hmoe_repro.training.run import run
+from hmoe_repro.training.splits import cached_split_lists, read_split_lists, register_splits
+from hmoe_repro.training.store import RunStore, outcome
+
+DOMAINS, CLASSES = ("day", "dusk", "night"), ("cat", "dog")
+
+pytestmark = pytest.mark.usefixtures("own_names")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Images of noise at `<domain>/<class>/<number>.png`, six of each class in each domain."""
+    random = np.random.default_rng(0)
+    root = tmp_path / "pets"
+    for domain in DOMAINS:
+        for name in CLASSES:
+            (root / domain / name).mkdir(parents=True)
+            for i in range(6):
+                pixels = random.integers(0, 256, (16, 16, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(root / domain / name / f"{i}.png")
+    return root
+
+
+def rows_of(root, start=None):
+    """The lines of a list of a folder, in an order that is not that of the folder."""
+    files = sorted(root.rglob("*.png"), key=lambda path: path.name[::-1])
+    rows = []
+    for path in files:
+        file = path.relative_to(start or root).as_posix()
+        rows.append({"file": file, "class": path.parts[-2], "domain": path.parts[-3]})
+    return rows
+
+
+def write_list(path, rows, separator=","):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), delimiter=separator)
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def same_images(a, b):
+    return a.files == b.files and all(map(torch.equal, a.labels, b.labels))
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_a_list_is_the_folder_in_whatever_order_its_lines_are(folder, separator):
+    listed = scan_tree(write_list(folder / "list.csv", rows_of(folder), separator))
+    assert same_images(listed, scan_tree(folder))
+    assert (listed.root, listed.name) == (folder, "list")
+    assert ImageDataset(listed, 16).fingerprint == ImageDataset(scan_tree(folder), 16).fingerprint
+
+
+def test_absolute_paths_and_a_list_elsewhere_give_the_same_images(folder, tmp_path):
+    rows = [row | {"file": str(folder / row["file"])} for row in rows_of(folder)]
+    listed = scan_tree(write_list(tmp_path / "elsewhere" / "my list.csv", rows))
+    assert same_images(listed, scan_tree(folder))
+    assert listed.root == folder
+    beside = scan_tree(write_list(tmp_path / "beside.csv", rows_of(folder, tmp_path)))
+    assert beside.files == [[f"pets/{file}" for file in files] for files in listed.files]
+
+
+def test_a_run_on_a_list_is_bitwise_the_run_on_the_folder(folder, tmp_path, monkeypatch):
+    """With the name of the folder, it is even the same run: the name seeds the weights."""
+    rows = [row | {"file": str(folder / row["file"])} for row in rows_of(folder)]
+    path = write_list(tmp_path / "lists" / "pets.csv", rows)
+    given = dict(network="image_cnn", resolution=16, steps=3, hparams={"batch_size": 2})
+    records = []
+    for source in (folder, path):
+        for known in (DATASETS, registry._OWN):  # as in another process
+            known.pop("pets", None)
+        monkeypatch.setattr(CONFIG, "datasets", ())
+        config = make_config("ERM", find_dataset(str(source)), ["night"], **given)
+        record = run(config, RunStore(tmp_path / f"runs of {source.name}"))
+        assert record["status"] == "complete", record["reason"]
+        records.append(outcome(record))
+    assert records[0] == records[1]
+
+
+def test_other_columns_are_metadata_with_types(folder):
+    rows = rows_of(folder)
+    for number, row in enumerate(rows):
+        row |= {"iso": 100 * number, "flash": number % 2 == 0, "camera": f"c{number % 3}, old"}
+    data = scan_tree(write_list(folder / "list.csv", rows))
+    by_file = {row["file"]: row for row in rows}
+    for files, iso, flash, camera in zip(data.files, *data.meta.values()):
+        wanted = [by_file[file] for file in files]
+        assert iso.tolist() == [row["iso"] for row in wanted]
+        assert flash.tolist() == [row["flash"] for row in wanted]
+        assert list(camera) == [row["camera"] for row in wanted]
+
+
+PARTS = ["Train", "train", "training", "val", "test", ""]
+
+
+def with_parts(folder):
+    """Rows whose split goes by the number of the image, with four of twelve images for training."""
+    return [row | {"split": PARTS[int(row["file"][-5])]} for row in rows_of(folder)]
+
+
+def test_the_column_split_is_followed_by_both_protocols(folder, tmp_path):
+    path = write_list(folder / "list.csv", with_parts(folder))
+    name = find_dataset(str(path))
+    data = load_dataset(name)
+    read = read_split_lists(path, data)
+    assert read.unlisted == 6
+    for domain, files in zip(data.domain_names, data.tree.files):
+        for part, numbers in (("train", "012"), ("val", "3"), ("test", "4")):
+            chosen = [files[i] for i in read.parts[domain][part]]
+            assert chosen == [file for file in files if file[-5] in numbers]
+    given = dict(network="image_cnn", resolution=16, hparams={"batch_size": 2}, splits=path)
+    found = []
+    for more in (dict(steps=2), dict(protocol="dmg", epochs=1)):
+        config = make_config("ERM", name, ["night"], **given, **more)
+        record = run(config, RunStore(tmp_path / "runs"))
+        assert record["status"] == "complete", record["reason"]
+        found.append(record["test_size"])
+    assert found == [2, 2]  # those of the column, although the test domain has twelve images
+    assert record["in_domain_size"] == 4
+    without = make_config("ERM", name, ["night"], **given | {"splits": None}, steps=2)
+    assert without.splits is None
+    assert cached_split_lists(register_splits(path), data).digest == read.digest
+
+
+def test_a_domain_without_training_images_is_refused(folder):
+    rows = [row | {"split": "" if row["domain"] == "dusk" else "train"} for row in rows_of(folder)]
+    path = write_list(folder / "list.csv", rows)
+    data = load_dataset(find_dataset(str(path)))
+    with pytest.raises(HmoeError, match="no training image of domain dusk"):
+        read_split_lists(path, data)
+
+
+def test_a_folder_of_parts_gives_its_split(folder, tmp_path):
+    root = tmp_path / "parted"
+    for path in folder.rglob("*.png"):
+        part = {"3": "val", "4": "test"}.get(path.stem, "train")
+        copy = root / part / path.relative_to(folder)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, copy)
+    data = load_dataset(find_dataset(str(root)))
+    read = cached_split_lists(register_splits(root), data)
+    assert read.unlisted == 0
+    for domain, files in zip(data.domain_names, data.tree.files):
+        for part, positions in read.parts[domain].items():
+            named = [i for i, file in enumerate(files) if file.startswith(f"{part}/")]
+            assert positions.tolist() == named
+
+
+FAULTS = {
+    "missing file": ("day/cat/none.png,cat,day", "line 3.*no file 'day/cat/none.png'"),
+    "unknown class": ("day/cat/1.png,,day", "line 3.*class is empty"),
+    "unknown domain": ("day/cat/1.png,cat", "line 3.*domain is empty"),
+    "duplicate": ("./day/cat/0.png,cat,night", "line 3.*also in .*line 2"),
+    "relative path": ("../day/cat/1.png,cat,day", "line 3.*no file '../day/cat/1.png'"),
+    "unquoted comma": ("day/cat/1.png,cat,day,warm", "line 3.*4 cells.*double quotes"),
+    "no image": ("list.csv,cat,day", "line 3.*'list.csv' is no image"),
+    "two spellings": ("night/cat/1.png,Cat,night", "'Cat', 'cat' differ only in case"),
+}
+
+
+@pytest.mark.parametrize("line, message", FAULTS.values(), ids=FAULTS)
+def test_faults_are_named_by_line(folder, line, message):
+    path = folder / "list.csv"
+    path.write_text(f"file,class,domain\nday/cat/0.png,cat,day\n{line}\n")
+    with pytest.raises(HmoeError, match=message) as caught:
+        own_inventory(path)
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "file,label\na.png,cat\n", "file,class,domain\n"])
+def test_a_table_without_columns_or_lines_is_refused(folder, text):
+    (folder / "list.csv").write_text(text)
+    with pytest.raises(HmoeError, match="list.csv"):
+        scan_tree(folder / "list.csv")
+
+
+def test_an_unknown_part_and_an_empty_cell_of_metadata_are_refused(folder):
+    rows = [row | {"split": "train", "iso": 100} for row in rows_of(folder)]
+    rows[4] |= {"split": "holdout"}
+    with pytest.raises(HmoeError, match="line 6.*'holdout' is no part"):
+        scan_tree(write_list(folder / "list.csv", rows))
+    rows[4] |= {"split": "", "iso": ""}
+    with pytest.raises(HmoeError, match="line 6.*iso is empty"):
+        scan_tree(write_list(folder / "list.csv", rows))
+
+
+def test_tables_are_read_in_utf16_and_with_a_byte_order_mark(tmp_path):
+    text = "File\tClass\nä.png\tcat\n"
+    path = tmp_path / "list.csv"
+    for encoding in ("utf-8", "utf-8-sig", "utf-16"):
+        path.write_text(text, encoding=encoding)
+        (row,) = read_table(path, ["file", "class"])
+        assert row.cells == {"file": "ä.png", "class": "cat"}
+        assert row.place == "list.csv, line 2"
+
+
+def test_a_parquet_file_is_a_list(folder, monkeypatch):
+    """The package that reads Parquet is optional, so pandas' reader is replaced if it is absent."""
+    frame = pd.DataFrame(rows_of(folder)).assign(iso=range(36))
+    path = folder / "list.parquet"
+    try:
+        frame.to_parquet(path)
+    except ImportError:
+        path.write_bytes(b"PAR1")
+        with pytest.raises(HmoeError, match="pip install pyarrow"):
+            scan_tree(path)
+        monkeypatch.setattr(pd, "read_parquet", lambda given: frame)
+    listed = scan_tree(path)
+    assert same_images(listed, scan_tree(folder))
+    assert sorted(torch.cat(listed.meta["iso"]).tolist()) == list(range(36))
