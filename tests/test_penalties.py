@@ -216,7 +216,9 @@ def test_a_killed_run_resumes_bitwise(tmp_path):
     "name, why",
     [
         ("CORAL+MMD", "CORAL and MMD both have a hyper-parameter mmd_gamma"),
-        ("IRM+IRM", "both have a hyper-parameter"),
+        ("IRM+IRM", "named twice"),
+        ("SelfReg+CORAL+SelfReg", "named twice"),
+        ("Fishr+DANN", "both have a hyper-parameter lambda"),
         ("IRM+IB-IRM", "both have a hyper-parameter irm_lambda"),
         ("DANN+CDANN", "DANN and CDANN both make the forward pass"),
         ("IRM+DANN+MixStyle", "DANN and MixStyle both make the forward pass"),
@@ -252,6 +254,7 @@ def test_every_algorithm_is_a_part_or_has_a_reason():
     assert parts == {*LENDERS, *BASES}
     for name in LENDERS:
         combined(f"{name}+MixStyle")
+    combined("SelfReg+DANN")  # `domainbed_compat` of both has one meaning
 
 
 def test_a_sum_has_what_its_parts_declare():

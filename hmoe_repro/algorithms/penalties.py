@@ -6,6 +6,8 @@
 __all__ = ['LENDERS', 'BASES', 'why_not_lent', 'Features', 'SumOfPenalties', 'combined']
 
 # %% ../../nbs/04_algorithms/27_penalties.ipynb #imports
+from typing import cast
+
 import torch
 from torch import nn
 
@@ -14,6 +16,7 @@ from .averaging import inner_hparams_of
 from .base import ERM, Algorithm
 from .tools import AnnealedPenalty, by_domain, domain_sizes
 from ..core.errors import HmoeError
+from ..networks.registry import Featurizer
 
 # %% ../../nbs/04_algorithms/27_penalties.ipynb #def-lenders
 LENDERS = ("IRM", "VREx", "Fishr", "RIDG", "IB-ERM", "IB-IRM", "CAD", "CondCAD")
@@ -30,6 +33,8 @@ def _steps_of(cls: type[Algorithm]) -> str:
         return "its update is not one step on one loss"
     if cls.adam is not Algorithm.adam or cls.make_optimizer is not Algorithm.make_optimizer:
         return "it has an optimiser of its own"
+    if cls.HPARAMS["network"] is not ERM.HPARAMS["network"]:
+        return "it trains networks of its own"
     return ""
 
 
@@ -76,7 +81,7 @@ class SumOfPenalties(AnnealedPenalty):
     """
 
     terms: tuple[type[Algorithm], ...] = ()
-    featurizer: nn.Module  # these are attributes of the base
+    featurizer: Featurizer  # these are attributes of the base
     classifier: nn.Module
     total_steps: int
     fixed: tuple[str, ...]
@@ -137,7 +142,8 @@ class SumOfPenalties(AnnealedPenalty):
         features = list(zip(by_domain(z, minibatches), labels))
         total = losses["loss"]
         reported = {}
-        for cls, part in zip(self.terms, self.lent):
+        for cls, module in zip(self.terms, self.lent):
+            part = cast(Algorithm, module)
             vars(part).update(classifier=self.classifier, update_count=self.update_count)
             part.total_steps = self.total_steps
             of_part = part.loss(features)
@@ -162,7 +168,7 @@ def _refuse_shared_names(name: str, classes: list[type[Algorithm]]):
     owner = {}
     for cls in classes:
         for hparam in cls.HPARAMS:
-            if hparam in ERM.HPARAMS:
+            if hparam in ERM.HPARAMS or hparam == "domainbed_compat":
                 continue
             if hparam in owner:
                 cause = f"{owner[hparam]} and {cls.name} both have a hyper-parameter {hparam}"
@@ -183,6 +189,8 @@ def _parts_of(name: str) -> tuple[type[Algorithm], list[type[Algorithm]]]:
         reason = why_not_lent(part)
         if reason:
             raise _impossible(name, f"{part} cannot be a part of a sum, because {reason}")
+    if len(set(names)) < len(names):
+        raise _impossible(name, "a part is named twice")
     bases = [part for part in names if part in BASES]
     if len(bases) > 1:
         raise _impossible(name, f"{' and '.join(bases)} both make the forward pass")
