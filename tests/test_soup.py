@@ -21,11 +21,13 @@ from hmoe_repro.apps.soup import (
     check_alike,
     greedy_soup,
     initial_parameters,
+    search_from_one_start,
     shared_start,
     soup,
 )
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import sha256
+from hmoe_repro.studies.search import search_configs
 from hmoe_repro.training.model import build_dataset, selected_path
 from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import run
@@ -132,6 +134,20 @@ def test_who_shares_the_initial_weights(trained):
     assert shared_start([configs[0], configs[3]], data) < 0.1
     drawn = configs[0].replace(hparams_seed=1)  # a random search draws other weights
     assert shared_start([configs[0], drawn], data) < 0.1
+
+
+def test_a_random_search_from_one_start():
+    config = config_with()
+    configs = search_from_one_start(config, 4)
+    assert configs[0] == config
+    assert len({each.run_id for each in configs}) == 4
+    assert len({each.hparams["lr"] for each in configs}) == 4
+    assert [each.hparams for each in configs] == [
+        each.hparams for each in search_configs([config], 4)
+    ]
+    data = build_dataset(config)
+    assert shared_start(configs, data) == 1
+    assert shared_start(search_configs([config], 4), data) < 0.1
 
 
 def test_soups_of_runs(trained):
