@@ -138,7 +138,7 @@ def get_algorithm(name: str):
         if inner_name(inner) and inner not in registered:
             raise impossible_combination(sharpness, inner)
         return _module("sharpness").sharpened(get_algorithm(sharpness), get_algorithm(inner))
-    if plus and inner and sharpness in algorithm_names():
+    if plus and inner and name not in FAMILIES and sharpness in algorithm_names():
         return _module("penalties").combined(name)
     check_choice(name, algorithm_names(), "algorithm")
     _module(FAMILIES[name])
