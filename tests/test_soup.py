@@ -15,6 +15,7 @@ from commands import hmoe
 from safetensors.torch import load_file
 
 from hmoe_repro.apps import soup as soup_module
+from hmoe_repro.apps.export import export_model
 from hmoe_repro.apps.predict import load
 from hmoe_repro.apps.soup import (
     average_weights,
@@ -285,6 +286,36 @@ def test_a_saved_soup_is_bound_to_its_runs(trained, tmp_path):
         load(folder)
     with pytest.raises(HmoeError, match="recipe"):
         soups.save(tmp_path, recipe="best single")
+
+
+def test_an_exported_soup_says_that_it_is_an_average(trained, tmp_path):
+    store, configs = trained
+    soups = soup([config.run_id for config in configs[:3]], store=store, device="cpu")
+    (folder,) = soups.save(tmp_path, recipe="uniform")
+    path, difference = export_model(load(folder), tmp_path / "exported")
+    assert difference == 0
+    card = (path.parent / "README.md").read_text()
+    assert "| weights | uniform average over 3 of 3 runs |" in card
+    assert f"{soups.groups[0].results['uniform'].test:.4f}" in card
+    again = load(path.parent).algorithm.state_dict()
+    for name, values in soups.groups[0].results["uniform"].weights.items():
+        assert torch.equal(again[name], values)
+
+
+@pytest.mark.parametrize("name", ["HMOE-DN", "SWAD-ERM", "DANN"])
+def test_soups_of_other_algorithms(name, tmp_path):
+    store = RunStore(tmp_path / "runs")
+    configs = [config_with(lr, algorithm=name) for lr in (0.001, 0.003)]
+    for config in configs:
+        assert run(config, store)["status"] == "complete"
+    soups = soup([config.run_id for config in configs], store=store, device="cpu")
+    (group,) = soups.groups
+    assert group.mode == next(iter(store.read(configs[0].run_id)["selected"]))
+    assert group.shared == 1
+    (folder,) = soups.save(tmp_path / "soups", recipe="uniform")
+    state = load(folder).algorithm.state_dict()
+    for key, values in group.results["uniform"].weights.items():
+        assert torch.equal(state[key], values)
 
 
 @pytest.mark.parametrize("at", ["write_sums", "write_atomic", "replace"])

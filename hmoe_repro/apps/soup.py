@@ -98,8 +98,8 @@ def greedy_soup(
         The positions of the chosen networks, and the score of their average.
 
     >>> networks = [{"w": torch.tensor([value])} for value in (3.0, 9.0, 1.0)]
-    >>> greedy_soup(networks, lambda average: -abs(average["w"].item() - 2))
-    ([0, 2], 0.0)
+    >>> greedy_soup(networks, lambda average: 4 - abs(average["w"].item() - 2))
+    ([0, 2], 4.0)
     """
     chosen = [0]
     best = score(average_weights(ingredients[:1]))
