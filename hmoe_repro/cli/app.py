@@ -33,6 +33,7 @@ GROUPS = {  # title of a panel of `hmoe --help` -> commands, in order
         "plan",
         "sweep",
         "select",
+        "soup",
         "report",
         "pack",
         "unpack",

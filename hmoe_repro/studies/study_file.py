@@ -602,10 +602,15 @@ def study_file_copy(study: Study, folder: Path) -> dict[Path, str]:
 def _find_algorithm(text: str, folder: Path) -> str:
     """Return the registered name of an algorithm, and register one given as `file.py:Name`."""
     from hmoe_repro.algorithms import SPELLINGS, get_algorithm
-    from hmoe_repro.algorithms.from_file import algorithm_from_file, is_file_algorithm
+    from hmoe_repro.algorithms.from_file import (
+        algorithm_from_file,
+        is_file_algorithm,
+        split_trainer,
+    )
 
     if is_file_algorithm(text):
-        return algorithm_from_file(str(folder / expanded(text)))
+        trainer, file = split_trainer(text)
+        return algorithm_from_file(trainer + str(folder / expanded(file)))
     get_algorithm(text)
     return SPELLINGS.get(text, text)
 
