@@ -1,0 +1,195 @@
+"""Features of a run: for every algorithm, the same as computed by hand, in files and on maps; CKA
+against its definition with kernels."""
+
+import sys
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from hmoe_repro.algorithms import get_algorithm, list_algorithms
+from hmoe_repro.apps.embed import compare_features, embed, features_of, linear_cka, plot_map
+from hmoe_repro.cli.app import app
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.data.registry import load_dataset
+from hmoe_repro.training.model import load_model
+from hmoe_repro.training.planning import make_config
+from hmoe_repro.training.run import run
+from hmoe_repro.training.store import RunStore
+
+GIVEN = dict(network="small_cnn", steps=3)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A store with runs of ERM, HMOE-DN and SWAD on the tiny digits, and their ids."""
+    store = RunStore(tmp_path_factory.mktemp("runs"))
+    ids = {}
+    for algorithm in ("ERM", "HMOE-DN", "SWAD"):
+        config = make_config(algorithm, "DigitDomainsTiny", ["photo"], **GIVEN)
+        assert run(config, store)["status"] == "complete"
+        ids[algorithm] = config.run_id
+    return store, ids
+
+
+@pytest.fixture(autouse=True)
+def closed_figures():
+    yield
+    plt.close("all")
+
+
+def test_features_are_those_of_the_featurizer_for_each_image(trained):
+    store, ids = trained
+    found = embed(ids["ERM"], limit=5, store=store)
+    algorithm, _ = load_model(ids["ERM"], store=store)
+    data = load_dataset("DigitDomainsTiny")
+    assert len(found) == 5 * data.num_domains
+    for row, features in zip(found.frame.to_dict("records"), found.features):
+        domain, index = row["id"].split("/")
+        position = data.domain_index(domain)
+        x = data.inputs(position, torch.tensor([int(index)]))
+        with torch.no_grad():
+            wanted = algorithm.featurizer(x)[0]
+            predicted = int(algorithm.predict(x).argmax())
+        np.testing.assert_allclose(features, wanted, rtol=1e-4, atol=1e-5)
+        assert row["predicted"] == data.class_names[predicted]
+        assert row["class"] == data.class_names[int(data.labels[position][int(index)])]
+        assert row["held_out"] == (domain == "photo")
+    assert "expert" not in found.frame
+
+
+def test_experts_are_those_with_the_largest_gate(trained):
+    store, ids = trained
+    found = embed(ids["HMOE-DN"], limit=4, store=store)
+    algorithm, _ = load_model(ids["HMOE-DN"], store=store)
+    data = load_dataset("DigitDomainsTiny")
+    for row in found.frame.to_dict("records"):
+        domain, index = row["id"].split("/")
+        x = data.inputs(data.domain_index(domain), torch.tensor([int(index)]))
+        _, gate = algorithm.codes(x)
+        assert row["expert"] == f"expert {int(gate.argmax())}"
+
+
+@pytest.mark.parametrize("name", list_algorithms())
+def test_every_algorithm_has_features_and_keeps_no_hook(name):
+    data = load_dataset("DigitDomainsTiny")
+    network = "gmoe_small" if name == "GMoE" else "small_vit" if "ViT" in name else "small_cnn"
+    algorithm = get_algorithm(name)(data.input_shape, data.num_classes, 2, {"network": network})
+    algorithm.eval()
+    x = data.inputs(0, torch.arange(3))
+    features, classes, experts = features_of(algorithm, x)
+    assert features.shape[0] == 3
+    assert features.dim() == 2
+    assert torch.isfinite(features).all()
+    assert classes.tolist() == algorithm.predict(x).argmax(1).tolist()
+    assert len(set(experts.tolist()) & {-1}) == (not hasattr(algorithm, "codes"))
+    assert not any(module._forward_hooks for module in algorithm.modules())
+
+
+def test_features_of_dmg_are_the_mean_over_its_masks():
+    data = load_dataset("DigitDomainsTiny")
+    torch.manual_seed(0)
+    dmg = get_algorithm("DMG")(data.input_shape, data.num_classes, 2, {"network": "small_cnn"})
+    dmg.eval()
+    with torch.no_grad():
+        for scores in dmg.masks.parameters():
+            scores.normal_(0, 3)
+        x = data.inputs(0, torch.arange(3))
+        passes = dmg.masks.probabilities()
+        wanted = []
+        for row in passes:
+            with dmg.masks.applied(row.expand(3, -1)):
+                wanted.append(dmg.featurizer(x).flatten(1))
+    assert len({tuple(features[0].tolist()) for features in wanted}) == len(passes)
+    features, _, _ = features_of(dmg, x)
+    torch.testing.assert_close(features, torch.stack(wanted).mean(0))
+
+
+def test_a_hook_is_removed_if_the_prediction_fails(trained):
+    store, ids = trained
+    algorithm, _ = load_model(ids["ERM"], store=store)
+    with pytest.raises(RuntimeError):
+        features_of(algorithm, torch.zeros(1, 99, 16, 16))
+    assert not any(module._forward_hooks for module in algorithm.modules())
+    with pytest.raises(HmoeError, match="Linear has no module with the name featurizer"):
+        features_of(torch.nn.Linear(2, 2), torch.zeros(1, 2))
+
+
+def test_features_come_back_from_a_file(trained, tmp_path):
+    store, ids = trained
+    found = embed(ids["HMOE-DN"], limit=3, store=store)
+    found.save(tmp_path / "features.npz")
+    with np.load(tmp_path / "features.npz") as archive:  # text without pickle
+        np.testing.assert_array_equal(archive["features"], found.features)
+        assert archive["domain"].tolist() == found.frame.domain.tolist()
+        assert archive["held_out"].dtype == bool
+    with pytest.raises(HmoeError, match="suffix"):
+        found.save(tmp_path / "features.csv")
+
+
+def test_cka_is_the_normalised_covariance_of_centred_kernels():
+    """Kornblith et al., Eq. 3 and 4: HSIC of linear kernels, from N x N matrices."""
+    random = np.random.RandomState(0)
+    x = random.randn(20, 3)
+    y = np.hstack([x[:, :1], random.randn(20, 4)])
+    centring = np.eye(20) - 1 / 20
+
+    def covariance(a, b):
+        return np.trace(centring @ (a @ a.T) @ centring @ (b @ b.T))
+
+    wanted = covariance(x, y) / np.sqrt(covariance(x, x) * covariance(y, y))
+    assert linear_cka(x, y) == pytest.approx(wanted, rel=1e-12)
+    rotation, _ = np.linalg.qr(random.randn(3, 3))
+    assert linear_cka(x, 7 * x @ rotation + 2) == pytest.approx(1, rel=1e-12)
+    assert np.isnan(linear_cka(x, np.ones((20, 2))))
+    with pytest.raises(HmoeError, match="20 and of 19 images"):
+        linear_cka(x, y[:19])
+
+
+def test_runs_are_compared_on_the_same_images_only(trained):
+    store, ids = trained
+    first, second = (embed(ids[name], limit=6, store=store) for name in ("ERM", "SWAD"))
+    table = compare_features(first, second)
+    assert table.domain.tolist() == [*load_dataset("DigitDomainsTiny").domain_names, "all"]
+    assert table.images.tolist() == [6, 6, 6, 6, 24]
+    assert table.cka.iloc[-1] == pytest.approx(linear_cka(first.features, second.features))
+    with pytest.raises(HmoeError, match="different images"):
+        compare_features(first, embed(ids["SWAD"], limit=5, store=store))
+
+
+def test_a_map_has_a_panel_for_each_fact_and_names_bad_choices(trained):
+    store, ids = trained
+    found = embed(ids["ERM"], limit=6, store=store)
+    figure = plot_map(found)
+    assert [axis.get_title() for axis in figure.axes] == ["by class", "by domain"]
+    drawn = sum(len(points.get_offsets()) for points in figure.axes[1].collections)
+    assert drawn == len(found)
+    with pytest.raises(HmoeError, match="unknown method 'pca'"):
+        plot_map(found, method="pca")
+    with pytest.raises(HmoeError, match="no column colour"):
+        plot_map(found, by=["colour"])
+
+
+def test_umap_is_asked_for_by_name_only(trained, monkeypatch):
+    store, ids = trained
+    found = embed(ids["ERM"], limit=6, store=store)
+    monkeypatch.setitem(sys.modules, "umap", None)  # as if it were not installed
+    with pytest.raises(HmoeError, match="pip install umap-learn"):
+        plot_map(found, method="umap")
+
+
+def test_the_command_writes_features_a_map_and_a_comparison(trained, tmp_path, monkeypatch):
+    store, ids = trained
+    monkeypatch.setenv("HMOE_RUNS", str(store.folder))
+    given = ["embed", ids["ERM"], "--images", "6", "--output", str(tmp_path / "f.npz")]
+    given += ["--picture", str(tmp_path / "map.png"), "--compare", ids["SWAD"]]
+    done = CliRunner().invoke(app, given)
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "f.npz").exists()
+    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
+    cka = linear_cka(*(embed(ids[n], limit=6, store=store).features for n in ("ERM", "SWAD")))
+    assert f"{cka:.2f}" in done.output
+    refused = CliRunner().invoke(app, ["embed", ids["ERM"], "--output", str(tmp_path / "f.csv")])
+    assert "suffix" in str(refused.exception)
