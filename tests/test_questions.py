@@ -1,5 +1,5 @@
-"""PCL, DIAL, JiGen, MatchDG, DIVA and HDUVA against updates written out image by image, and what
-they refuse."""
+"""PCL, DIAL, JiGen, MatchDG, DIVA, HDUVA, GMDG and iDAG against updates written out image by image,
+and what they refuse."""
 
 import itertools
 import math
@@ -12,8 +12,10 @@ import torch.nn.functional as F
 from written_out import SHAPE as HAND_SHAPE
 from written_out import build, random_domains
 
-from hmoe_repro.algorithms import MEMBERS, get_algorithm
+from hmoe_repro.algorithms import MEMBERS, causal, get_algorithm
+from hmoe_repro.algorithms.anchors import GMDG, explained_shift
 from hmoe_repro.algorithms.base import ALGORITHMS, ERM
+from hmoe_repro.algorithms.causal import IDAG, FeatureGraph, follow_prototypes
 from hmoe_repro.algorithms.conformance import check_algorithm, random_batches
 from hmoe_repro.algorithms.contrast import PCL, proxy_contrast
 from hmoe_repro.algorithms.generative import DIVA, HDUVA, Decoder, divergence, gaussian
@@ -29,7 +31,7 @@ from hmoe_repro.algorithms.self_supervised import (
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.seeds import seed_everything
 
-ALL = (PCL, DIAL, JiGen, MatchDG, DIVA, HDUVA)
+ALL = (PCL, DIAL, JiGen, MatchDG, DIVA, HDUVA, GMDG, IDAG)
 EACH = pytest.mark.parametrize("cls", ALL, ids=lambda cls: cls.name)
 SHAPE, SMALL = ((3, 16, 16), 4, 3), {"network": "small_cnn"}
 SIZES = (4, 3, 5)
@@ -121,7 +123,7 @@ def test_pcl_starts_as_released_and_needs_a_linear_classifier():
     model = PCL((3, 16, 16), 10, 3, SMALL)
     assert (model.classifier.weight.shape, model.classifier.bias) == ((10, 256), None)
     assert model.classifier.weight.abs().max() <= 10**-0.5
-    assert model.encoder[0].weight.std() == pytest.approx(0.01, rel=0.05)
+    assert model.encoder[0].weight.std().item() == pytest.approx(0.01, rel=0.05)
     with pytest.raises(HmoeError, match="PCL's proxies.*nonlinear_classifier=false"):
         PCL(*SHAPE, SMALL | {"nonlinear_classifier": True})
 
@@ -178,8 +180,8 @@ def test_an_update_of_dial_by_hand(steps, epsilon):
 
 def test_an_attack_raises_the_loss_within_its_bounds_and_leaves_no_trace():
     seed_everything(0)
-    model = DIAL((3, 16, 16), 4, 3, {"network": "resnet18", "weights": "random"}).train()
-    x, y = together(random_batches(3, (3, 16, 16), 4, 0))
+    model = DIAL((3, 32, 32), 4, 3, {"network": "resnet18", "weights": "random"}).train()
+    x, y = together(random_batches(3, (3, 32, 32), 4, 0, size=3))
     x = 10 * x - 3
     before = {name: value.clone() for name, value in model.state_dict().items()}
     modes = [part.training for part in model.modules()]
@@ -508,6 +510,228 @@ def test_predictions_use_the_class_alone():
         assert torch.equal(model.predict(x), before)
 
 
+# GMDG
+
+
+def stages_by_hand(network, x):
+    "The outputs of the norms of a small ConvNet, and its features."
+    outputs = []
+    for convolution, norm in zip(network.convolutions, network.norms):
+        x = norm(F.relu(convolution(x)))
+        outputs.append(x)
+    return outputs, x.mean((2, 3))
+
+
+def label_vectors_by_hand(layers, y, width):
+    dropped = lambda t: t * F.dropout(torch.ones_like(t), 0.2)  # noqa: E731 - the same draws
+    first, second, last = layers
+    number = torch.stack([torch.full((width,), float(k), dtype=torch.float64) for k in y.tolist()])
+    hidden = dropped(first(number)).clamp_min(0)
+    return dropped(last(dropped(second(hidden)).clamp_min(0)))
+
+
+def shift_by_hand(z, mapped):
+    "With the covariances of the features, as in the released code."
+    x = z / (z**2).sum() ** 0.5
+    y = mapped / (mapped**2).sum() ** 0.5
+    x, y = x - x.mean(0), y - y.mean(0)
+    n = len(x)
+    explained = (x.T @ y / n) @ torch.linalg.pinv(y.T @ y / n) @ (y.T @ x / n)
+    return (explained**2).mean()
+
+
+def test_updates_of_gmdg_by_hand():
+    settings = {"ld": 0.3, "lr_mult": 4.0, "gmdg_shift": 0.2, "gmdg_domain": 0.4}
+    fast, slow = build(GMDG, settings)
+    with torch.no_grad():
+        for p in slow.pretrained.parameters():
+            p += 0.05  # else the features and their anchors are equal at first
+    fast.pretrained.load_state_dict(slow.pretrained.state_dict())
+    lr = fast.hparams["lr"]
+    network = [*slow.featurizer.parameters(), *slow.classifier.parameters()]
+    widths = [*slow.b.parameters(), slow.domain_b]
+    adams = [
+        by_hand.Adam(slow.label_map.parameters(), lr=4 * lr),
+        by_hand.Adam(network, lr=lr),
+        by_hand.Adam(widths, lr=4 * lr),
+    ]
+    variance = lambda b: softplus(b) + 1e-5  # noqa: E731
+    for t in range(3):
+        batches = random_domains(t, (4, 3, 5))
+        x, y = together(batches)
+        seed_everything(t)
+        reported = fast.update(batches)
+        seed_everything(t)
+        width = slow.domain_b.shape[1] // 2
+        mapped = label_vectors_by_hand(slow.label_map.layers, y, width)
+        of_labels = by_hand.cross_entropy(slow.classifier(mapped), y)
+        first_step = by_hand.gradients(of_labels, adams[0].parameters)
+        outputs, z = stages_by_hand(slow.featurizer, x)
+        with torch.no_grad():
+            anchors, _ = stages_by_hand(slow.pretrained, x)
+        nll = by_hand.cross_entropy(slow.classifier(z), y)
+        reg = 0
+        for f, anchor, b in zip(outputs, anchors, slow.b):
+            v = variance(b).view(1, -1, 1, 1)
+            reg = reg + 0.5 * ((f - anchor) ** 2 / v + torch.log(v)).mean()
+        mapped = mapped.detach()
+        shift = shift_by_hand(z, mapped)
+        scale = by_hand.gradients(nll, [z])[0].max() / by_hand.gradients(shift, [z])[0].max()
+        joined = torch.cat([z, mapped], 1)
+        parts = [joined[start : start + 3] for start in (0, 4, 7)]  # the first three of each
+        centre = sum(parts) / 3
+        v = sum(variance(b) for b in slow.domain_b) / 3
+        terms = [(centre - part.detach()) ** 2 / v + torch.log(v) for part in parts]
+        domain = 0.5 * sum(term.mean() for term in terms) / 3
+        loss = nll + 0.3 * reg + 0.2 * scale.detach() * shift + 0.4 * domain
+        steps = [by_hand.gradients(loss, adam.parameters) for adam in adams[1:]]
+        for adam, gradients in zip(adams, [first_step, *steps]):
+            adam.step(gradients)
+        found = {"loss": loss, "nll": nll, "reg": reg, "shift": shift, "domain": domain}
+        for name, value in found.items():
+            assert reported[name] == pytest.approx(value.item(), rel=1e-9), name
+        by_hand.assert_same_parameters(fast, slow, tolerance=1e-9)
+
+
+def test_explained_shift_at_its_ends():
+    seed_everything(0)
+    z = torch.randn(8, 5, dtype=torch.float64)
+    whole = z / z.norm()
+    whole = whole - whole.mean(0)
+    everything = ((whole.T @ whole / 8) ** 2).mean()
+    own = torch.randn(8, 20, dtype=torch.float64)  # explains any eight rows
+    torch.testing.assert_close(explained_shift(z, own), everything)
+    assert explained_shift(z, torch.ones(8, 3, dtype=torch.float64)) == 0
+    model = GMDG(*SHAPE, SMALL)
+    batch = [(x, torch.zeros_like(y)) for x, y in random_batches(3, SHAPE[0], 4, 0)]
+    assert all(np.isfinite(value) for value in model.update(batch).values())
+
+
+# iDAG
+
+
+def exponential_by_hand(a):
+    "The power series."
+    total = term = torch.eye(len(a), dtype=a.dtype)
+    for k in range(1, 40):
+        term = term @ a / k
+        total = total + term
+    return total
+
+
+def moved_by_hand(prototypes, z, group, keep):
+    "Image by image, in the order of the batch; then length 1."
+    prototypes = prototypes.clone()
+    for feature, k in zip(z.detach(), group):
+        prototypes[k] = keep * prototypes[k] + (1 - keep) * unit(feature)
+    for k in set(range(len(prototypes))):
+        if (prototypes[k] != 0).any():
+            prototypes[k] = unit(prototypes[k])
+    return prototypes
+
+
+def test_prototypes_by_hand():
+    seed_everything(0)
+    stored = F.normalize(torch.randn(4, 3, dtype=torch.float64))
+    stored[3] = 0
+    for _ in range(5):
+        z = torch.randn(9, 3, dtype=torch.float64)
+        group = torch.randint(3, (9,))
+        expected = moved_by_hand(stored, z, group.tolist(), 0.8)
+        follow_prototypes(stored, z, group, 0.8)
+        torch.testing.assert_close(stored, expected, rtol=1e-9, atol=1e-9)
+    assert (stored[3] == 0).all()
+
+
+def test_updates_of_both_phases_of_idag_by_hand(monkeypatch):
+    monkeypatch.setattr(causal, "GROWTH_INTERVAL", 3)
+    settings = {
+        "dag_dim": 6,
+        "dag_dropout": 0.0,
+        "dag_anneal_steps": 2,
+        "dag_temperature": 0.5,
+        "dag_ema": 0.7,
+        "dag_lambda1": 0.2,
+        "dag_lambda2": 0.3,
+        "dag_weight_nu": 1.1,
+        "dag_weight_mu": 1.2,
+        "lr": 1e-4,  # the bias before batch norm has rounding for a gradient
+    }
+    fast, slow = build(IDAG, settings)
+    parameters = list(slow.parameters())
+    adam = by_hand.Adam(parameters, lr=fast.hparams["lr"])
+    rho, alpha, last_h = 1.0, 1.0, math.inf
+    of_domains = torch.zeros(12, 6, dtype=torch.float64)
+    of_classes = torch.zeros(4, 6, dtype=torch.float64)
+    for t in range(8):
+        batches = random_domains(t, SIZES)
+        x, y = together(batches)
+        group = [4 * d + k for d, k in zip(domains_of(batches), y.tolist())]
+        first, norm, _, _, last = slow.encoder
+        hidden = batch_norm_by_hand(norm, first(slow.featurizer(x)))
+        z = last(hidden.clamp_min(0))
+        graph = slow.graph.positive - slow.graph.negative
+        paths = exponential_by_hand(graph**2)
+        mask = paths[:6, 6]
+        masked = z * mask.detach()
+        of_domains = moved_by_hand(of_domains, z, group, 0.7)
+        of_classes = moved_by_hand(of_classes, masked, y.tolist(), 0.7)
+        nll = by_hand.cross_entropy(slow.classifier(masked), y)
+        near = torch.stack([of_domains @ unit(row) / 0.5 for row in z])
+        loss = nll + 1.1 * by_hand.cross_entropy(near, torch.tensor(group))
+        h = sum(paths[i, i] for i in range(7)) - 7
+        if t >= 2:
+            labels = torch.arange(12) % 4
+            again = torch.stack(
+                [
+                    sum(p[i] * graph[i, :6] for i in range(6)) + k * graph[6, :6]
+                    for p, k in zip(of_domains, labels.tolist())
+                ]
+            )
+            cosines = [
+                (a @ p) / ((a @ a + 1e-12) * (p @ p + 1e-12)) ** 0.5
+                for a, p in zip(again, of_domains)
+            ]
+            rebuilt = 1 - sum(cosines) / 12
+            rebuilt = rebuilt + by_hand.cross_entropy(
+                slow.prototype_classifier(of_domains * mask), labels
+            )
+            near = torch.stack([of_classes @ unit(row) / 0.5 for row in masked])
+            loss = loss + 1.2 * by_hand.cross_entropy(near, y) + 0.3 * rebuilt
+            loss = loss + 0.5 * rho * h**2 + alpha * h
+            loss = loss + 0.2 * (slow.graph.positive + slow.graph.negative).mean()
+        if t == 2:
+            adam = by_hand.Adam(parameters, lr=fast.hparams["lr"])
+        adam.step(by_hand.gradients(loss, parameters))
+        if t % 3 == 0:
+            if rho < 100 and h.item() > 0.25 * last_h:
+                rho = 10 * rho
+                alpha = alpha + rho * h.item()
+            last_h = h.item()
+        with torch.no_grad():
+            for part in (slow.graph.positive, slow.graph.negative):
+                part.copy_(part.clamp_min(0) * (1 - torch.eye(7)))
+        assert fast.update(batches)["loss"] == pytest.approx(loss.item(), rel=1e-9)
+        by_hand.assert_same_parameters(fast, slow, tolerance=1e-9)
+        assert (fast.rho, fast.alpha) == (rho, pytest.approx(alpha, rel=1e-9))
+    assert rho > 1
+    assert (slow.graph.negative > 0).any()
+
+
+def test_the_graph_of_idag_has_no_loops_and_cycles_cost():
+    graph = FeatureGraph(3)
+    torch.testing.assert_close(graph.paths()[:3, 3], torch.ones(3))
+    assert graph.paths().trace() == 4
+    with torch.no_grad():
+        graph.negative[3, 0] = 0.5
+        graph.positive[1, 1] = 3.0
+        graph.positive[0, 1] = -1.0
+    graph.project()
+    assert graph.positive.diagonal().tolist() == [0] * 4
+    assert graph.positive.min() == 0
+    assert graph.paths().trace() > 4.1
+
+
 # All together
 
 
@@ -574,7 +798,12 @@ def test_registered_with_their_defaults():
     assert MEMBERS["generative"] == ["DIVA", "HDUVA"]
     assert MEMBERS["self_supervised"] == ["JiGen", "MatchDG"]
     assert all(ALGORITHMS[cls.name] is cls for cls in ALL)
-    assert {cls.name for cls in ALL if cls.needs_domain_labels} == {"MatchDG", "DIVA"}
+    assert {cls.name for cls in ALL if cls.needs_domain_labels} == {
+        "MatchDG",
+        "DIVA",
+        "GMDG",
+        "iDAG",
+    }
     added = lambda cls: {  # noqa: E731
         name: merge_hparams(cls.HPARAMS, {})[name] for name in cls.HPARAMS.keys() - ERM.HPARAMS
     }
