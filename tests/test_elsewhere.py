@@ -73,6 +73,7 @@ def test_a_penalty_that_switches_on_stays_on_the_device_too():
         "RDM": "rdm_penalty_anneal_iters",
         "TRM": "iters",
         "ERM++": "linear_steps",
+        "iDAG": "dag_anneal_steps",
     }
     for name, switch in switches.items():
         algorithm, batch = moved(name, {switch: 1})

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from .base import ERM, Algorithm, HParam, concatenate, register
-from .tools import frozen_copy, step_on
+from .tools import frozen_copy, step_on, trained_featurizer
 from ..core.errors import HmoeError
 from ..method.toy import MLP
 from ..networks.backbones import LARGE
@@ -448,6 +448,7 @@ class GMDG(MIRO):
 
     def __init__(self, input_shape, num_classes, num_domains, hparams=None):
         super().__init__(input_shape, num_classes, num_domains, hparams)
+        trained_featurizer(self, "GMDG trains the featurizer against what labels explain")
         width = self.featurizer.num_features
         self.label_map = LabelMap(width)
         self.domain_b = nn.Parameter(torch.full((num_domains, 2 * width), start_of(0.1)))
