@@ -428,6 +428,7 @@ class LabelMap(nn.Module):
     def forward(self, y: torch.Tensor) -> torch.Tensor:
         """Compute the vectors (B, F) of labels (B,)."""
         first, second, last = self.layers
+        assert isinstance(last, nn.Linear)
         number = y.to(last.weight.dtype)[:, None].expand(-1, last.in_features)
         hidden = F.relu(F.dropout(first(number), 0.2))
         hidden = F.relu(F.dropout(second(hidden), 0.2))

@@ -36,7 +36,8 @@ def shuffle_tiles(x: torch.Tensor, orders: torch.Tensor) -> torch.Tensor:
         New images (B, C, H, W).
     """
     grid = math.isqrt(orders.shape[1])
-    height, width = x.shape[2] // grid, x.shape[3] // grid
+    height = x.shape[2] // grid
+    width = x.shape[3] // grid
     top = (x.shape[2] - grid * height) // 2
     left = (x.shape[3] - grid * width) // 2
     rows = slice(top, top + grid * height)
