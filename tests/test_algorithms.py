@@ -200,7 +200,10 @@ def test_conformance_names_parameters_and_phases(base, broken, said):
         check_algorithm(type("Broken", (base,), broken))
 
 
-PHASES = "anneal|start|ramp|meta_frac|converge|burnin|^iters$|linear_steps"
+PHASES = (
+    "anneal|start|ramp|warmup|meta_frac|match_fraction|match_random|converge|burnin|^iters$|"
+    "linear_steps"
+)
 
 
 def test_what_changes_a_phase_is_declared():
@@ -210,7 +213,7 @@ def test_what_changes_a_phase_is_declared():
     }
     timed = {name for name in declared if re.search(PHASES, name)}
     assert timed == {name for name, h in declared.items() if h.phase}
-    assert len(timed) == 12
+    assert len(timed) == 16
 
 
 class ByHand(ERM):

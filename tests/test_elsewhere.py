@@ -14,9 +14,8 @@ from hmoe_repro.training.protocols import mode_accuracies
 from hmoe_repro.training.trainer import Trainer
 
 META = torch.device("meta")
-# GMoE counts its experts' tokens, SelfReg and ADRMX the images of each class they draw from, RIDG
-# lists the classes of a batch
-READERS = ("GMoE", "SelfReg", "ADRMX", "RIDG")
+# GMoE counts its experts' tokens, SelfReg and ADRMX the images of each class they draw from
+READERS = ("GMoE", "SelfReg", "ADRMX")
 NAMES = [name for name in FAMILIES if name not in READERS]
 CASES = [(name, {}) for name in NAMES] + [
     (name, {"domainbed_compat": True})
@@ -24,9 +23,8 @@ CASES = [(name, {}) for name in NAMES] + [
     if "domainbed_compat" in get_algorithm(name).HPARAMS
 ]
 READS = {"EoA": 6}  # one for each of its models; all others one
-# partners and weights, which are drawn on the CPU so that every device draws the same: for each
-# domain, or for both stages whose styles are mixed
-ARRIVALS = {"CutMix": 1, "IntraDomainMixup": 3, "MixStyle": 4, "EFDMix": 4}
+# partners and weights, which are drawn on the CPU so that every device draws the same, in one copy
+ARRIVALS = dict.fromkeys(("CutMix", "IntraDomainMixup", "MixStyle", "EFDMix"), 1)
 every_case = pytest.mark.parametrize("name, hparams", CASES, ids=lambda v: v if v else "")
 
 
@@ -75,6 +73,7 @@ def test_a_penalty_that_switches_on_stays_on_the_device_too():
         "RDM": "rdm_penalty_anneal_iters",
         "TRM": "iters",
         "ERM++": "linear_steps",
+        "iDAG": "dag_anneal_steps",
     }
     for name, switch in switches.items():
         algorithm, batch = moved(name, {switch: 1})

@@ -184,6 +184,26 @@ OWN = {
     "LFME": {"lfe_reg": "10^U(-2, 1)"},
     **dict.fromkeys(("MixStyle", "EFDMix"), {"style_alpha": "one of 0.1, 0.2, 0.3"}),
     "CutMix": {"cutmix_alpha": "one of 0.1, 0.25, 0.5, 1, 2, 4"},
+    "PCL": {"pcl_weight": "10^U(-1, 1)"},
+    "DIAL": {
+        "dial_gamma": "10^U(-2, 1)",
+        "dial_steps": "one of 1, 2, 3, 4, 5, 6, 7, 8, 9, 10",
+        "dial_noise": "10^U(-5, -1)",
+        "dial_epsilon": "10^U(-3, -2)",
+    },
+    "JiGen": dict.fromkeys(("jigsaw_weight", "jigsaw_whole"), "one of 0.7, 0.9"),
+    "MatchDG": {"match_weight": "10^U(-2, 1)", "match_temperature": "10^U(-2, 0)"},
+    "DIVA": {"class_weight": "10^U(2.5, 4.5)", "domain_weight": "10^U(2.3, 4.3)"},
+    "HDUVA": {"class_weight": "10^U(2.5, 4.5)"},
+    "GMDG": {"gmdg_shift": "one of 0.001, 0.01, 0.1", "gmdg_domain": "one of 0.01, 0.1, 0.2, 0.3"},
+    "iDAG": dict.fromkeys(("dag_lambda1", "dag_lambda2"), "U(0.01, 1)")
+    | dict.fromkeys(("dag_weight_nu", "dag_weight_mu"), "U(1, 2)")
+    | {
+        "dag_anneal_steps": "one of 200, 400, 600, 800",
+        "dag_temperature": "U(0.01, 0.07)",
+        "dag_ema": "U(0.99, 0.999)",
+        "dag_rho_max": "10^U(1, 6)",
+    },
     "IntraDomainMixup": {"mixup_alpha": "10^U(-1, 1)"},
     "URM": {
         "urm_adv_lambda": "U(0, 0.2)",

@@ -189,8 +189,9 @@ def test_every_family_is_listed_once_with_its_members():
 
 
 def test_the_published_costs_are_of_the_registry(root):
-    waiting = {n for n, family in FAMILIES.items() if family in ("sharpness", "style")}
-    waiting |= {"RIDG", "LFME"}  # listed as not measured
+    later = ("sharpness", "style", "generative", "self_supervised")
+    waiting = {n for n, family in FAMILIES.items() if family in later}
+    waiting |= {"RIDG", "LFME", "PCL", "DIAL", "GMDG", "iDAG"}  # listed as not measured
     unmeasured = {*FAMILIES} - {*registry_costs()}
     assert unmeasured <= waiting, "hmoe bench --what registry --publish"
     assert {*registry_costs()} <= {*FAMILIES}

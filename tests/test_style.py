@@ -532,7 +532,7 @@ def test_what_is_no_map_is_refused():
     model = MixStyle(*SHAPE, SMALL | {"style_p": 1.0})
     for output in (torch.rand(4, 3), (torch.rand(4, 3, 2, 2), None)):
         with pytest.raises(HmoeError, match="neither maps nor tokens"):
-            model.mix_batch([4], output)
+            model.mix_batch(torch.zeros(2, 4), output)
     with pytest.raises(HmoeError, match="timm has no network 'no_such_network'"):
         stage_paths("timm:no_such_network")
 

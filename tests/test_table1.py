@@ -19,10 +19,10 @@ from hmoe_repro.studies.study_file import STUDIES, read_study
 from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run_config import RunConfig
 
-# GMoE, its twin and DMG are of other papers, on networks of their own. The families sharpness and
-# style, RIDG and LFME came later, with studies of their own.
-OTHERS = ("gmoe", "dmg", "sharpness", "style")
-LATER = ("RIDG", "LFME")
+# GMoE, its twin and DMG are of other papers, on networks of their own. Four families and the
+# algorithms in LATER came later, with studies of their own or none.
+OTHERS = ("gmoe", "dmg", "sharpness", "style", "generative", "self_supervised")
+LATER = ("RIDG", "LFME", "PCL", "DIAL", "GMDG", "iDAG")
 TABLE_1 = tuple(n for n, family in FAMILIES.items() if family not in OTHERS and n not in LATER)
 POWER = lambda low, high, base=10: lambda r: base ** r.uniform(low, high)
 SHARED = {

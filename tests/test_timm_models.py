@@ -668,6 +668,13 @@ REFUSED = {
     **dict.fromkeys(
         (("MixStyle", 4), ("EFDMix", 4)), "lie inside its 4 frozen stages.*later style"
     ),
+    ("GMDG", "all"): "GMDG trains the featurizer.*all of this one is frozen",
+    ("MatchDG", "all"): "MatchDG trains a featurizer.*all of this one is frozen",
+    **{
+        (name, stages): f"{name} .*frozen_stages=0"
+        for name in ("DIAL", "JiGen", "DIVA", "HDUVA")
+        for stages in ("all", 4)
+    },
     **dict.fromkeys((("CutMix", "all"), ("CutMix", 4)), "CutMix cuts images anew.*frozen_stages=0"),
     ("GMoE", "all"): "GMoE does not train the network",
     ("GMoE", 4): "GMoE does not train the network",

@@ -172,17 +172,18 @@ class RIDG(ERM):
             y: labels (B,).
         """
         rationales = self.classifier.weight * z[:, None]  # (B, C, F)
+        of_class = F.one_hot(y, self.num_classes).to(z.dtype)  # (B, K)
+        number = of_class.sum(0)
+        present = number > 0
+        sums = of_class.T @ rationales.detach().flatten(1)
+        newest = (sums / number.clamp_min(1)[:, None]).view_as(self.means)
         momentum = self.hparams["ridg_momentum"]
-        penalty = z.new_zeros(())
-        for k in y.unique().tolist():
-            of_class = rationales[y == k]
-            newest = of_class.detach().mean(0)
-            old = torch.where(self.seen[k], self.means[k], newest)
-            mean = (1 - momentum) * old + momentum * newest
-            self.means[k] = mean
-            self.seen[k] = True
-            penalty = penalty + (of_class - mean).square().sum(2).mean()
-        return penalty
+        old = torch.where(self.seen[:, None, None], self.means, newest)
+        mean = (1 - momentum) * old + momentum * newest
+        self.means.copy_(torch.where(present[:, None, None], mean, self.means))
+        self.seen.logical_or_(present)
+        distance = (rationales - mean[y]).square().sum(2).mean(1)  # (B,)
+        return (distance / number[y]).sum()
 
     def loss(self, minibatches):
         x, y = concatenate(minibatches)

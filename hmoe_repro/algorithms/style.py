@@ -11,6 +11,7 @@ __all__ = ['EPS', 'DEFAULT_STAGES', 'channel_statistics', 'mix_statistics', 'mix
 import contextlib
 import functools
 import itertools
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -215,13 +216,19 @@ def on_positions(mix, x: torch.Tensor, channels_last: bool = False, prefix: int 
 
 
 @contextlib.contextmanager
-def hooked(modules: list[nn.Module], change):
-    """Context manager: replace the outputs of modules by `change(output)` inside its block."""
+def hooked(modules: list[nn.Module], changes: list[Callable]):
+    """Context manager: replace each module's output by `change(output)` inside its block.
 
-    def hook(module, arguments, output):
-        return change(output)
+    Args:
+        modules: parts of a network.
+        changes: a function for each of them. If it returns None, the output stays.
+    """
 
-    hooks = [module.register_forward_hook(hook) for module in modules]
+    def hook_of(change):
+        return lambda module, arguments, output: change(output)
+
+    pairs = list(zip(modules, changes, strict=True))
+    hooks = [module.register_forward_hook(hook_of(change)) for module, change in pairs]
     try:
         yield
     finally:
@@ -268,13 +275,39 @@ class StyleMixing(ERM):
         """Mix the styles of values (B, N, C), with an index (B,) and a weight (B, 1, 1)."""
         raise NotImplementedError
 
-    def mix_batch(self, sizes: list[int], x: torch.Tensor) -> torch.Tensor:
-        """Mix the output x of a stage, or return it unchanged with probability 1 - `style_p`.
+    def draw(self, sizes: list[int], stages: int, like: torch.Tensor) -> list[torch.Tensor | None]:
+        """Draw partners and weights for each stage, and copy them to the device together.
 
         Weights are drawn from NumPy's global generator, all else from torch's.
 
         Args:
             sizes: number of images of each domain.
+            stages: number of stages.
+            like: tensor on the device, in the type of the weights.
+
+        Returns:
+            For each stage partners and weights (2, B), or None with probability 1 - `style_p`.
+        """
+        alpha = self.hparams["style_alpha"]
+        drawn = {}
+        for stage in range(stages):
+            if torch.rand(()).item() >= self.hparams["style_p"]:
+                continue
+            partner = style_partners(sizes, self.hparams["style_mix"])
+            weights = torch.from_numpy(np.random.beta(alpha, alpha, sum(sizes)))
+            drawn[stage] = torch.stack([partner.to(weights.dtype), weights])
+        if not drawn:
+            return [None] * stages
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        moved = torch.stack(list(drawn.values())).to(dtype).to(like.device)
+        by_stage = dict(zip(drawn, moved))
+        return [by_stage.get(stage) for stage in range(stages)]
+
+    def mix_batch(self, drawn: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
+        """Mix the output of a stage.
+
+        Args:
+            drawn: partners and weights (2, B). None leaves the output unchanged.
             x: maps (B, C, H, W), or tokens (B, T, C).
         """
         if not isinstance(x, torch.Tensor) or x.dim() not in (3, 4):
@@ -282,15 +315,14 @@ class StyleMixing(ERM):
                 f"a stage of {self.hparams['network']} gives neither maps nor tokens.",
                 fix="another network, or other style_stages.",
             )
-        if torch.rand(()).item() >= self.hparams["style_p"]:
+        if drawn is None:
             return x
-        alpha = self.hparams["style_alpha"]
-        partner = style_partners(sizes, self.hparams["style_mix"]).to(x.device)
-        weights = torch.from_numpy(np.random.beta(alpha, alpha, (len(x), 1, 1)))
+        partner = drawn[0].long()
+        weights = drawn[1][:, None, None]
 
         def mix(z):
             """Mix values (B, N, C) with the partners and weights of this call."""
-            return self.mixed(z, partner, weights.to(z.device, z.dtype))
+            return self.mixed(z, partner, weights.to(z.dtype))
 
         body = getattr(self.featurizer, "body", None)
         channels_last = getattr(body, "output_fmt", "") == "NHWC"
@@ -306,8 +338,10 @@ class StyleMixing(ERM):
                 "see it.",
                 fix="precision float32 or bf16.",
             )
-        change = functools.partial(self.mix_batch, tools.domain_sizes(minibatches))
-        with hooked(self.style_modules(), change):
+        modules = self.style_modules()
+        drawn = self.draw(tools.domain_sizes(minibatches), len(modules), minibatches[0][0])
+        changes = [functools.partial(self.mix_batch, of_stage) for of_stage in drawn]
+        with hooked(modules, changes):
             return super().loss(minibatches)
 
 # %% ../../nbs/04_algorithms/25_style.ipynb #def-mixstyle
@@ -426,9 +460,11 @@ class IntraDomainMixup(Mixup):
             A list of (lam, lam * x + (1 - lam) * x', y, y'), one for each domain.
         """
         alpha = self.hparams["mixup_alpha"]
+        sizes = tools.domain_sizes(minibatches)
+        orders = torch.cat([torch.randperm(size) for size in sizes])
+        partners = orders.to(minibatches[0][1].device).split(sizes)
         mixed = []
-        for x, y in minibatches:
-            partner = torch.randperm(len(y)).to(y.device)
+        for (x, y), partner in zip(minibatches, partners):
             lam = float(np.random.beta(alpha, alpha))
             mixed.append((lam, lam * x + (1 - lam) * x[partner], y, y[partner]))
         return mixed
