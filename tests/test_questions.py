@@ -825,3 +825,39 @@ def test_registered_with_their_defaults():
 def test_combinations_with_a_second_gradient(name):
     model = get_algorithm(name)(*SHAPE, SMALL)
     assert np.isfinite(model.update(random_batches(3, SHAPE[0], 4, 0))["perturbed_loss"])
+
+
+def test_the_studies_have_the_length_of_table_1_and_its_rows():
+    from hmoe_repro.studies.studies import study_configs
+
+    search, table, first = (
+        study_configs(f"quick-{name}") for name in ("newer-search", "newer", "table1")
+    )
+    assert {config.algorithm for config in search} == {cls.name for cls in ALL}
+    assert {config.algorithm for config in table} == {cls.name for cls in ALL} | {"ERM"}
+    assert len({config.run_id for config in search}) == len(search) == 8 * 4 * 4
+    assert len({config.run_id for config in table}) == len(table) == 9 * 4 * 6
+    assert {c.trial_seed for c in search}.isdisjoint(c.trial_seed for c in table)
+    assert {c.steps for c in (*search, *table)} == {c.steps for c in first} == {701}
+    of_table_1 = {c.run_id for c in first if c.algorithm == "ERM"}
+    assert of_table_1 == {c.run_id for c in table if c.algorithm == "ERM" and c.trial_seed < 3}
+
+
+@pytest.mark.parametrize(
+    "name, other, added",
+    [("linear-newer", "linear", {"PCL", "iDAG"}), ("newer", "power", {"MatchDG", "GMDG"})],
+)
+def test_the_studies_of_pacs_share_their_runs_of_erm(name, other, added):
+    from hmoe_repro.studies.study_file import read_study
+
+    study, first = read_study(f"pacs-{name}"), read_study(f"pacs-{other}")
+    assert {algorithm for block in study.runs for algorithm in block.algorithms} == {"ERM", *added}
+    (of_erm,) = [block for block in study.runs if "ERM" in block.algorithms]
+    [first_of_erm] = [block for block in first.runs if "ERM" in block.algorithms]
+    same = ("datasets", "test_domains", "seeds", "steps", "network", "resolution", "measure")
+    for block in study.runs:
+        for setting in same[:-1]:
+            assert getattr(block, setting) == getattr(first_of_erm, setting), setting
+    assert of_erm.measure == first_of_erm.measure
+    shared = first_of_erm.hparams[0]["all"]
+    assert all(block.hparams[0]["all"] == shared for block in study.runs)
