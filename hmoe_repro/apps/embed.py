@@ -138,7 +138,8 @@ class Embedded:
             table.to_parquet(path)
         except ImportError:
             cause = "no package that writes Parquet files is installed."
-            raise HmoeError(cause, fix="pip install pyarrow, or a name with .npz.") from None
+            fix = "pip install 'hmoe_repro[parquet]', or a name with .npz."
+            raise HmoeError(cause, fix=fix) from None
 
 
 def _embed_domain(algorithm, data: DomainDataset, domain: str, limit: int, device) -> tuple:
@@ -225,7 +226,7 @@ def place_features(features: np.ndarray, method: str = "tsne") -> np.ndarray:
         from umap import UMAP  # pyright: ignore[reportMissingImports]
     except ImportError:
         cause = "umap-learn is not installed."
-        raise HmoeError(cause, fix="pip install umap-learn, or method tsne.") from None
+        raise HmoeError(cause, fix="pip install 'hmoe_repro[umap]', or method tsne.") from None
     return UMAP(random_state=0, n_jobs=1).fit_transform(features)
 
 

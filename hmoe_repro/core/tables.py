@@ -94,7 +94,8 @@ def _parquet_rows(path: Path, required: Sequence[str], fix: str) -> list[TableRo
         frame = pd.read_parquet(path)
     except ImportError:
         cause = f"{path.name} is a Parquet file, and no package that reads them is installed."
-        raise HmoeError(cause, fix="pip install pyarrow, or save the table as CSV.") from None
+        fix = "pip install 'hmoe_repro[parquet]', or save the table as CSV."
+        raise HmoeError(cause, fix=fix) from None
     except Exception as error:  # whatever a damaged file raises
         cause = f"{path.name} cannot be read as Parquet ({first_line(error)})."
         raise HmoeError(cause, fix="save it again.") from None
