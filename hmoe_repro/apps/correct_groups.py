@@ -38,19 +38,20 @@ import pandas as pd
 from PIL import Image, ImageOps
 
 import hmoe_repro
-from ..analysis.writers import template
+from ..analysis.writers import PAGE_POLICY, template
 from hmoe_repro.apps.discover import (
     PAGE_FILE,
-    POLICY,
     TABLE_FILE,
     WRITTEN_FILE,
     Findings,
     default_output,
     discover,
     findings_folder,
+    last_options,
     save_findings,
 )
 from hmoe_repro.apps.own_images import (
+    FINDINGS_FILE,
     group_name_fault,
     image_files,
     read_corrected_groups,
@@ -381,8 +382,9 @@ def train_from_stdin():
     """Run `discover` on corrected groups: the task of the new process.
 
     It reads JSON from standard input: `folder`, `groups` (a CSV file), `output` (a folder),
-    `settings` of `discover` and `config`, the settings of the process that started it. It writes
-    the page, the table and `result.json`, with the id of the run.
+    `place` (the folder of the report), `settings` of `discover` and `config`, the settings of the
+    process that started it. It writes the page, the tables and `result.json`, with the id of the
+    run.
     """
     warnings.showwarning = lambda message, *_, **__: print(f"note: {message}", file=sys.stderr)
     task = json.load(sys.stdin)
@@ -392,14 +394,15 @@ def train_from_stdin():
         settings["store"] = RunStore(settings["store"])
     try:
         findings = discover(task["folder"], groups=task["groups"], **settings)
-        save_findings(findings, task["folder"], task["output"])
+        options = last_options(task["place"])
+        save_findings(findings, task["folder"], task["output"], options, task["place"])
         result = {"run": findings.run_id}
         write_atomic(Path(task["output"]) / "result.json", json.dumps(result))
     except HmoeError as error:
         sys.exit(str(error))
 
 # %% ../../nbs/09_apps/12_correct_groups.ipynb #def-start-training
-def start_training(images: Path, folder: Path, settings: dict) -> subprocess.Popen:
+def start_training(images: Path, folder: Path, settings: dict, place: Path) -> subprocess.Popen:
     """Start the new process, whose task is in its standard input.
 
     The working directory is not searched for modules, since a folder of images may have some.
@@ -408,11 +411,13 @@ def start_training(images: Path, folder: Path, settings: dict) -> subprocess.Pop
         images: the folder of images.
         folder: folder with `corrected.csv`, for what the process writes.
         settings: arguments of `discover`.
+        place: folder of the report.
     """
     task = {
         "folder": str(images),
         "groups": str(folder / "corrected.csv"),
         "output": str(folder),
+        "place": str(place),
         "settings": settings,
         "config": CONFIG.to_json(),
     }
@@ -487,7 +492,9 @@ class Training:
                 with self.groups.lock:
                     version = self.groups.version
                     shutil.copyfile(self.groups.path, folder / "corrected.csv")
-                self._process = start_training(self.groups.folder, folder, self.settings)
+                self._process = start_training(
+                    self.groups.folder, folder, self.settings, self.output
+                )
             except OSError as error:
                 self.state = "failed"
                 raise Refusal(500, f"The training cannot start. {system_error(error)}") from None
@@ -521,8 +528,9 @@ class Training:
         with self.groups.lock:
             if self.groups.version == version:  # nothing was saved in the meantime
                 self.groups.read(folder / TABLE_FILE)
-        for name in (PAGE_FILE, WRITTEN_FILE):
-            os.replace(folder / name, self.output / name)
+        for name in (PAGE_FILE, FINDINGS_FILE, WRITTEN_FILE):
+            if (folder / name).exists():
+                os.replace(folder / name, self.output / name)
         return result["run"]
 
     def stop(self):
@@ -780,7 +788,7 @@ class _Handler(_Connection):
                 self.answer_json(self.server.training.status())
             case ["report"]:
                 frames = "frame-ancestors 'none'; sandbox"
-                self.answer(self.server.report(), _HTML, policy=f"{POLICY}; {frames}")
+                self.answer(self.server.report(), _HTML, policy=f"{PAGE_POLICY}; {frames}")
             case ["thumbnail", number]:
                 self.answer(self.server.pictures.thumbnail(_number(number)), _JPEG)
             case ["picture", number]:

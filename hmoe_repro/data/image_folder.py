@@ -159,8 +159,12 @@ def shared_notes(tree: ImageTree, digests: list[str | None], reasons: list) -> l
     count = plural(len(pairs), "image is", "images are")
     names = listed([f"{first} = {later}" for first, later in pairs], 3)
     if tree.last_is_held_out:
-        count = plural(len(pairs), "held-out image has", "held-out images have")
-        return [f"{count} the bytes of a training image, so that the accuracy is wrong: {names}"]
+        count = plural(
+            len(pairs),
+            "picture that tests the model is a copy",
+            "pictures that test the model are copies",
+        )
+        return [f"{count} of a picture in its training, so that its accuracy is wrong: {names}"]
     return [f"{count} also in another domain, so that a test domain is not unseen: {names}"]
 
 # %% ../../nbs/02_data/04_image_folder.ipynb #def-extra-formats
