@@ -435,7 +435,7 @@ def test_features_must_be_of_the_same_images(phone, tmp_path):
     points[4] = 60
     found = check_images(measures, features=points)
     wanted = np.array(measures.tree.flat)[measures.readable][4]
-    assert found.outliers == "pretrained features"
+    assert found.outliers == "features of a pretrained network"
     assert wanted in files_of(found, "outlier") | files_of(found, *quality.FINDINGS)
 
 

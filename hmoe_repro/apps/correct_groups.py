@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['THUMBNAIL_SIDE', 'PICTURE_SIDE', 'CACHE_BYTES', 'MAX_CONNECTIONS', 'REQUEST_SECONDS', 'Refusal', 'Pictures',
            'check_groups', 'GroupFile', 'train_from_stdin', 'start_training', 'Training', 'GroupServer',
-           'report_folder', 'has_corrections', 'correct_groups']
+           'report_folder', 'has_corrections', 'correct_groups', 'write_door']
 
 # %% ../../nbs/09_apps/12_correct_groups.ipynb #imports
 import contextlib
@@ -630,6 +630,7 @@ class _Connection(BaseHTTPRequestHandler):
     def handle_one_request(self):
         """Answer a request, with status 408 if it began and did not arrive in time."""
         self._timed.restart()
+        self.server.wait_for(self.connection)
         try:
             super().handle_one_request()
             if self._timed.timed_out and self._timed.received:
@@ -639,6 +640,7 @@ class _Connection(BaseHTTPRequestHandler):
 
     def finish(self):
         """Read the rest of a refused request: closing before it would discard the answer."""
+        self.server.arrived(self.connection)
         with contextlib.suppress(OSError):
             super().finish()
             if self._refused:
@@ -776,6 +778,7 @@ class _Handler(_Connection):
 
     def _get(self, parts: list[str]):
         """Answer a GET of an authorised path."""
+        self.server.arrived(self.connection)
         match parts:
             case [""]:
                 nonce = secrets.token_urlsafe(16)
@@ -799,6 +802,7 @@ class _Handler(_Connection):
     def _post(self, parts: list[str]):
         """Answer a POST of an authorised path."""
         body = _body(self)
+        self.server.arrived(self.connection)
         file = str(self.server.groups.path)
         match parts:
             case ["save"]:
@@ -818,6 +822,8 @@ class _Handler(_Connection):
                 raise Refusal(404, "There is nothing at this address.")
 
 # %% ../../nbs/09_apps/12_correct_groups.ipynb #def-server
+_ROOM_SECONDS = 2  # within which the thread of a closed connection ends
+_END_SECONDS = 0.2  # within which one may end that is being answered
 _BUSY_BODY = b'{"error": "Too many connections are open. Wait a few seconds and try again."}'
 _BUSY_HEADERS = (
     "HTTP/1.1 503 Busy",
@@ -864,6 +870,8 @@ class GroupServer(ThreadingHTTPServer):
         self.token = secrets.token_urlsafe(32)
         self.max_body = 2**18 + 16 * len(self.groups.files)
         self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._waiting: dict[socket.socket, None] = {}  # for a request, the longest time first
+        self._lock = threading.Lock()
         super().__init__(("127.0.0.1", port), _Handler)
         self.hosts = {f"127.0.0.1:{self.server_port}", f"localhost:{self.server_port}"}
 
@@ -896,9 +904,31 @@ class GroupServer(ThreadingHTTPServer):
         except (OSError, HmoeError):
             raise Refusal(404, f"There is no {self.report_file.name} yet.") from None
 
+    def wait_for(self, connection: socket.socket):
+        """Note that a connection waits for its next request."""
+        with self._lock:
+            self._waiting.pop(connection, None)
+            self._waiting[connection] = None
+
+    def arrived(self, connection: socket.socket):
+        """Note that the request of a connection is complete, or that the connection has ended."""
+        with self._lock:
+            self._waiting.pop(connection, None)
+
+    def _make_room(self) -> bool:
+        """Close the connection that has waited longest for its request. Return if one is free."""
+        with self._lock:
+            longest = next(iter(self._waiting), None)
+            self._waiting.pop(longest, None)
+        if longest is None:
+            return self._free.acquire(timeout=_END_SECONDS)
+        with contextlib.suppress(OSError):
+            longest.shutdown(socket.SHUT_RDWR)  # its thread ends
+        return self._free.acquire(timeout=_ROOM_SECONDS)
+
     def process_request(self, request: Any, client_address):
         """Answer a connection in a new thread, or close it if there are too many."""
-        if not self._free.acquire(blocking=False):
+        if not self._free.acquire(blocking=False) and not self._make_room():
             with contextlib.suppress(OSError):
                 request.settimeout(1)
                 request.sendall(_BUSY)
@@ -985,18 +1015,38 @@ def correct_groups(
     if isinstance(settings.get("store"), RunStore):
         settings["store"] = str(settings["store"].folder)
     server = GroupServer(folder, report_folder(folder, output), settings)
+    door = None
     try:
-        _announce(server, open_page)
+        _announce(server)
+        if open_page:
+            door = write_door(server)
+            webbrowser.open(door.as_uri())
         server.serve_forever(poll_interval=0.2)
     except KeyboardInterrupt:
         print(f"stopped; saved groups are in {server.groups.path}", file=sys.stderr)
     finally:
         server.close()
+        if door:
+            door.unlink(missing_ok=True)
     return server.groups.table
 
 
-def _announce(server: GroupServer, open_page: bool):
-    """Print the address of a server as the last line, and open it if wanted."""
+def write_door(server: GroupServer) -> Path:
+    """Write a page that leads to the address of a server, and that only this user can read.
+
+    A browser is started with the path of this file. Its arguments are visible to all users of the
+    computer, so the address with the token cannot be one of them. The file lies in the folder of
+    the report, because some browsers may not read folders of temporary files.
+    """
+    handle, name = tempfile.mkstemp(".html", "open_", server.report_file.parent)  # of mode 600
+    page = template("open_page.html").render(title="Correct the groups", address=server.address)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(page)
+    return Path(name)
+
+
+def _announce(server: GroupServer):
+    """Print the address of a server as the last line."""
     images = image_files(server.groups.folder)
     shown = set(server.groups.files)
     others = [file for file in images if file not in shown]
@@ -1005,5 +1055,3 @@ def _announce(server: GroupServer, open_page: bool):
         print(f"not in {TABLE_FILE}: {count} ({listed(others, 3)})", file=sys.stderr)
     print("correct the groups in a browser (Ctrl-C ends):", flush=True)
     print(server.address, flush=True)
-    if open_page:
-        webbrowser.open(server.address)

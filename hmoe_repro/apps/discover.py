@@ -1221,11 +1221,15 @@ _OF_FOUND_GROUPS = ("--names", "--experts")  # which a table of groups says itse
 
 
 def shell_path(path) -> str:
-    """Return an absolute path as a word for a shell, with the home folder as `~`."""
+    """Return a path as a word for a shell: from the current folder, from the home folder, or whole.
+
+    >>> shell_path("my pictures")
+    "'my pictures'"
+    """
     full = expanded(path).absolute()
-    home = Path.home()
-    if full != home and full.is_relative_to(home):
-        return f"~/{shlex.quote(str(full.relative_to(home)))}"
+    for folder, prefix in ((Path.cwd(), ""), (Path.home(), "~/")):
+        if full != folder and full.is_relative_to(folder):
+            return prefix + shlex.quote(str(full.relative_to(folder)))
     return shlex.quote(str(full))
 
 
