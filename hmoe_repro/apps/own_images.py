@@ -639,6 +639,7 @@ def split_pool(
         cache=user_cache(),
         factors=factors,
         last_is_held_out=True,
+        ledger_name=f"{pool.root.name}, pooled",
     )
 
 # %% ../../nbs/09_apps/01_own_images.ipynb #def-enter-pool

@@ -46,6 +46,7 @@ class ImageTree(Domains):
         cache: folder of its caches, or None for the usual one.
         last_is_held_out: whether the domains are parts of one folder, the last with the held-out
             images.
+        ledger_name: name under which the checksums of its files are kept. Default: its name.
 
     Raises:
         HmoeError: if the arguments are inconsistent.
@@ -62,6 +63,7 @@ class ImageTree(Domains):
     cache: Path | None = field(default=None, repr=False)
     meta: dict[str, list[Column]] = field(default_factory=dict, repr=False)
     last_is_held_out: bool = field(default=False, repr=False)
+    ledger_name: str = field(default="", repr=False)
 
     def __post_init__(self):
         amounts = [len(files) for files in self.files]

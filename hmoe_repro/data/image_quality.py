@@ -34,7 +34,7 @@ from scipy.sparse.csgraph import connected_components
 
 from ..core.errors import HmoeError, plural
 from ..core.files import ensure_writable, expanded, write_atomic
-from .cache import cache_root, cache_stem, examine, pixel_maker, short_digest
+from .cache import cache_root, examine, ledger_stem, pixel_maker, short_digest
 from hmoe_repro.data.image_folder import (
     NEEDED,
     SPLITS,
@@ -214,7 +214,7 @@ def _read_store(path: Path) -> dict[str, tuple[list[float], bytes, str]]:
 def _store_file(tree: ImageTree) -> Path:
     """Return the path of the measures of an image folder."""
     version = short_digest(_VERSION, pixel_maker())
-    return cache_root(tree) / f"{cache_stem(tree)}-quality-{version}.npz"
+    return cache_root(tree) / f"{ledger_stem(tree)}-quality-{version}.npz"
 
 
 def examine_images(
