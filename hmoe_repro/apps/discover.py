@@ -8,7 +8,7 @@ __all__ = ['PART_TRAINED', 'PART_VALIDATED', 'UNKNOWN_DOMAIN', 'METHOD_TITLES', 
            'Findings', 'pool_images', 'apply_hmoe', 'discover', 'leaked_images', 'summarise_findings', 'found_domains',
            'in_words', 'verdict_sentences', 'findings_verdict', 'table_in_words', 'group_table', 'count_table',
            'groups_of_files', 'groups_csv', 'samples', 'category_colours', 'page_groups', 'code_maps', 'shell_path',
-           'next_commands', 'report_html', 'default_output', 'last_options', 'findings_folder', 'save_findings']
+           'default_output', 'next_commands', 'report_html', 'last_options', 'findings_folder', 'save_findings']
 
 # %% ../../nbs/09_apps/04_discover.ipynb #imports
 import base64
@@ -1233,6 +1233,20 @@ def shell_path(path) -> str:
     return shlex.quote(str(full))
 
 
+def default_output(root) -> Path:
+    """Return the default folder of a report: `groups_of_<folder>` in the current folder.
+
+    If the current folder lies among the images, it is next to the folder of images instead.
+
+    Args:
+        root: folder of the images.
+    """
+    root = resolved(expanded(root))
+    name = f"groups_of_{root.name or 'images'}"
+    current = Path.cwd().resolve()
+    return root.parent / name if current.is_relative_to(root) else current / name
+
+
 def next_commands(findings: Findings, root, folder, options: Options = ()) -> dict[str, str]:
     """Return the commands that may follow a report.
 
@@ -1336,20 +1350,6 @@ def report_html(findings: Findings, root, folder=None, options=()) -> str:
     )
 
 # %% ../../nbs/09_apps/04_discover.ipynb #def-output
-def default_output(root) -> Path:
-    """Return the default folder of a report: `groups_of_<folder>` in the current folder.
-
-    If the current folder lies among the images, it is next to the folder of images instead.
-
-    Args:
-        root: folder of the images.
-    """
-    root = resolved(expanded(root))
-    name = f"groups_of_{root.name or 'images'}"
-    current = Path.cwd().resolve()
-    return root.parent / name if current.is_relative_to(root) else current / name
-
-
 def _written(folder: Path) -> dict:
     """Read which files the last report wrote: name -> SHA-256, `corrected` and `options`."""
     try:

@@ -180,8 +180,11 @@ def keep_existing(*paths, overwrite: bool = False):
     Args:
         paths: the files.
         overwrite: whether the user has allowed to replace them.
+
+    Raises:
+        HmoeError: also as `plain_file`.
     """
-    existing = [str(path) for path in paths if os.path.lexists(path)]
+    existing = [str(path) for path in paths if os.path.lexists(plain_file(path))]
     if existing and not overwrite:
         verb = "exists" if len(existing) == 1 else "exist"
         cause = f"{listed(existing, 3)} {verb} already and would be replaced."
