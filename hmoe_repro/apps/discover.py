@@ -198,7 +198,7 @@ class Findings:
 
     @property
     def left_out(self) -> list[LeftOut]:
-        """All files that were left out, each with the reason and what to do."""
+        """Files that were left out, each once, with the reason and what to do."""
         damaged = [LeftOut(file, reason, DAMAGED_FIX) for file, reason in self.unreadable]
         return damaged + self.others
 

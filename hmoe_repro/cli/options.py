@@ -210,9 +210,10 @@ def given_options(command, values: dict, without: str, paths: str = "") -> list[
         if isinstance(value, bool):
             given.append([yes if value else no])
             continue
-        for item in value if isinstance(value, list) else [value]:
-            full = os.path.abspath(os.path.expanduser(item)) if name in paths.split() else item
-            given.append([yes, str(full)])
+        items = value if isinstance(value, list) else [value]
+        if name in paths.split():
+            items = [os.path.abspath(os.path.expanduser(item)) for item in items]
+        given += [[yes, str(item)] for item in items]
     return given
 
 # %% ../../nbs/11_cli/01_options.ipynb #choices

@@ -220,7 +220,8 @@ def _listed_rows(path: Path, shape: tuple) -> tuple[Rows, dict[str, int]] | None
     """
     try:
         listing = json.loads(path.with_suffix(_LISTING).read_text(encoding="utf-8"))
-        images, contents = listing["images"], listing["contents"]
+        images = listing["images"]
+        contents = listing["contents"]
         if listing["digest"] != short_digest(path.name, images, contents):
             return None
         rows = open_rows(path, np.float16, (1, len(images), *shape), 2, bytes.fromhex(contents))
