@@ -919,7 +919,8 @@ class GroupServer(ThreadingHTTPServer):
         """Close the connection that has waited longest for its request. Return if one is free."""
         with self._lock:
             longest = next(iter(self._waiting), None)
-            self._waiting.pop(longest, None)
+            if longest is not None:
+                del self._waiting[longest]
         if longest is None:
             return self._free.acquire(timeout=_END_SECONDS)
         with contextlib.suppress(OSError):

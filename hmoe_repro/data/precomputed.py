@@ -260,10 +260,10 @@ class KnownRows:
             found.append(row)
         return np.stack(found)
 
-    def _find_one(self, digest: str) -> np.ndarray | None:
+    def _find_one(self, digest: str | None) -> np.ndarray | None:
         """Return the row of an image, or None if no table has it undamaged."""
         for rows, row_of_image in self.tables:
-            if digest in row_of_image:
+            if digest is not None and digest in row_of_image:
                 with contextlib.suppress(HmoeError):  # damaged, and removed
                     return rows[0, row_of_image[digest]]
         return None
