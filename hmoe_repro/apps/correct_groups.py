@@ -438,10 +438,17 @@ def start_training(images: Path, folder: Path, settings: dict, place: Path) -> s
         stdin.write(json.dumps(task, default=str))
     return process
 
-# %% ../../nbs/09_apps/12_correct_groups.ipynb #def-training
+# %% ../../nbs/09_apps/12_correct_groups.ipynb #def-move-report
 _LINES = 200  # of the output of a training that are kept
 
 
+def _move_report(source: Path, target: Path):
+    """Move the page and the table of findings, with the note on them, into another folder."""
+    for name in (PAGE_FILE, FINDINGS_FILE, WRITTEN_FILE):
+        if (source / name).exists():
+            os.replace(source / name, target / name)
+
+# %% ../../nbs/09_apps/12_correct_groups.ipynb #def-training
 class Training:
     """A training on saved groups, in another process.
 
@@ -492,9 +499,8 @@ class Training:
                 with self.groups.lock:
                     version = self.groups.version
                     shutil.copyfile(self.groups.path, folder / "corrected.csv")
-                self._process = start_training(
-                    self.groups.folder, folder, self.settings, self.output
-                )
+                images = self.groups.folder
+                self._process = start_training(images, folder, self.settings, self.output)
             except OSError as error:
                 self.state = "failed"
                 raise Refusal(500, f"The training cannot start. {system_error(error)}") from None
@@ -528,9 +534,7 @@ class Training:
         with self.groups.lock:
             if self.groups.version == version:  # nothing was saved in the meantime
                 self.groups.read(folder / TABLE_FILE)
-        for name in (PAGE_FILE, FINDINGS_FILE, WRITTEN_FILE):
-            if (folder / name).exists():
-                os.replace(folder / name, self.output / name)
+        _move_report(folder, self.output)
         return result["run"]
 
     def stop(self):
@@ -821,7 +825,7 @@ class _Handler(_Connection):
             case _:
                 raise Refusal(404, "There is nothing at this address.")
 
-# %% ../../nbs/09_apps/12_correct_groups.ipynb #def-server
+# %% ../../nbs/09_apps/12_correct_groups.ipynb #def-busy
 _ROOM_SECONDS = 2  # within which the thread of a closed connection ends
 _END_SECONDS = 0.2  # within which one may end that is being answered
 _BUSY_BODY = b'{"error": "Too many connections are open. Wait a few seconds and try again."}'
@@ -834,7 +838,7 @@ _BUSY_HEADERS = (
 )
 _BUSY = "\r\n".join(_BUSY_HEADERS).encode() + b"\r\n\r\n" + _BUSY_BODY
 
-
+# %% ../../nbs/09_apps/12_correct_groups.ipynb #def-server
 class GroupServer(ThreadingHTTPServer):
     """Server of the page on which the groups of a folder are corrected.
 

@@ -73,6 +73,8 @@ from ..core.errors import Device, HmoeError, Place, check_choice, plural, public
 from ..core.files import ensure_writable, expanded, resolved, write_atomic
 from ..core.progress import Progress
 from ..core.style import EMBEDDING_COLOUR, PALETTE
+
+# %% ../../nbs/09_apps/04_discover.ipynb #imports-data
 from ..data.base import DomainDataset
 from ..data.image_folder import listed
 from hmoe_repro.data.image_quality import (

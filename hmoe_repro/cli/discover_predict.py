@@ -133,34 +133,30 @@ _ServeOption = Annotated[
     bool, option("Then serve a local page on which the groups are corrected.", "--serve")
 ]
 _OpenOption = Annotated[bool, option("With --serve: open it in the browser.", "--open")]
-
-# %% ../../nbs/11_cli/07_discover_predict.ipynb #def-discover
+_OutputOption = Annotated[
+    str | None, option("The folder for the page and the table; default: groups_of_<folder>.")
+]
+_LabelsOption = Annotated[str | None, option("CSV of file and known domain, to score the groups.")]
+_NamesOption = Annotated[str | None, option("Names of the groups, the largest first: art,photo.")]
+_SortOption = Annotated[str | None, option("Copy the images into this new folder, by group.")]
 # options that the commands of the page have in another form, or not at all
 _NOT_REPEATED = "output groups sort_into links serve open_ overwrite"
 
-
+# %% ../../nbs/11_cli/07_discover_predict.ipynb #def-discover
 def discover_command(
     folder: Annotated[str, argument("Holds <class>/<image>, <domain>/<class>/<image>, or images.")],
-    output: Annotated[
-        str | None, option("The folder for the page and the table; default: groups_of_<folder>.")
-    ] = None,
-    labels: Annotated[
-        str | None, option("CSV of file and known domain, to score the groups.")
-    ] = None,
+    output: _OutputOption = None,
+    labels: _LabelsOption = None,
     no_classes: Annotated[bool, option("Ignore class folders.", "--no-classes")] = False,
     method: Annotated[
         str | None, option("features (default if weights are installed) or hmoe.")
     ] = None,
     experts: _ExpertsOption = None,
-    names: Annotated[
-        str | None, option("Names of the groups, the largest first: art,photo.")
-    ] = None,
+    names: _NamesOption = None,
     groups: Annotated[
         str | None, option("Take the groups from this corrected table instead of finding them.")
     ] = None,
-    sort_into: Annotated[
-        str | None, option("Copy the images into this new folder, by group.")
-    ] = None,
+    sort_into: _SortOption = None,
     links: Annotated[
         bool, option("With --sort-into: make symbolic links instead of copies.", "--links")
     ] = False,

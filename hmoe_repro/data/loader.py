@@ -247,11 +247,11 @@ class LazyDataset(Domains):
         """Start loading a batch and return a function `device -> inputs` that waits for it."""
         raise NotImplementedError
 
-# %% ../../nbs/02_data/07_loader.ipynb #def-imagefiles
+# %% ../../nbs/02_data/07_loader.ipynb #def-folder-note
 class FolderNote(UserWarning):
     """Warning of what was found in an image folder, which is also in the notes of its data set."""
 
-
+# %% ../../nbs/02_data/07_loader.ipynb #def-imagefiles
 class ImageFiles(LazyDataset):
     """Readable files of an image folder, with their labels and their fingerprint.
 

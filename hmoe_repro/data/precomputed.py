@@ -80,7 +80,7 @@ def view_seeds(view: int, amount: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed_hash("view", view))
     return torch.randint(2**31, (amount,), generator=generator)
 
-# %% ../../nbs/02_data/13_precomputed.ipynb #def-table
+# %% ../../nbs/02_data/13_precomputed.ipynb #def-maker
 SYNC_SECONDS = 5  # seconds between two syncs of the written rows to disk
 _LISTING = ".images"  # suffix of the list of digests of the images of a table
 _VERSION = 1  # increase this when the rows of a part, or the augmented versions, change
@@ -93,7 +93,7 @@ def _maker(part) -> list[str]:
     device = torch.device(getattr(part, "device", "cpu")).type
     return [pixel_maker(), *packages, device, *map(code_digest, modules)]
 
-
+# %% ../../nbs/02_data/13_precomputed.ipynb #def-table
 class Table:
     """File with the outputs of one part of a network for all images: float16 (1 + views, N, p).
 
