@@ -46,6 +46,12 @@ def test_the_folder_of_a_phone_was_grouped_by_its_styles(record):
     assert len(stage["left_out"]) == len(set(stage["left_out"]))
 
 
+def test_pairs_are_those_of_the_record(record):
+    together, without = record["photographs and drawings, four styles, draw 0"]["pairs"]
+    assert f"({together:.2f} on 700 images of PACS in three groups)" in TEXT
+    assert f"that has no groups ({without:.2f})" in TEXT
+
+
 def draws():
     "Draws that both records have: the trial before, and the stage."
     stages = json.loads((ROOT / "results/bench-photos.json").read_text(encoding="utf-8"))
