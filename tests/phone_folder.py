@@ -140,6 +140,11 @@ def noisy(image, rng, sigma):
 MAKERS = {"outdoors": outdoors, "scanned": scanned, "night": night}
 
 
+def make_photograph(rng, style):
+    "An image of a style with a random subject."
+    return MAKERS[style](rng, CLASSES[rng.integers(3)])
+
+
 def screenshot(rng, size=(1170, 2532)):
     "A conversation: a bar, and bubbles of text on one colour."
     image = Image.new("RGB", size, (250, 250, 252))

@@ -451,6 +451,31 @@ def test_the_command_names_its_folder_after_the_run(place, tmp_path, monkeypatch
         hmoe("export", run_id, "--format", "onnx")
 
 
+def test_a_model_card_that_the_user_has_edited_is_kept(place, tmp_path):
+    folder = tmp_path / "mine"
+    export_model(place["model"], folder)
+    export_model(place["model"], folder)  # nobody has changed a file
+    export_model(place["model"], folder, "torch-export")
+    card = folder / "README.md"
+    card.write_text(card.read_text() + "My words.\n")
+    with pytest.raises(HmoeError, match="README.md exists.*--overwrite"):
+        export_model(place["model"], folder)
+    assert card.read_text().endswith("My words.\n")
+    run_id = place["model"].record["run_id"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HMOE_RUNS", str(place["at"] / "runs"))
+        with pytest.raises(HmoeError, match="README.md exists"):
+            hmoe("export", run_id, "--output", folder)
+        hmoe("export", run_id, "--output", folder, "--overwrite")
+    assert "My words." not in card.read_text()
+    assert load(folder).record["run_id"] == run_id
+    weights = folder / "model.safetensors"
+    weights.write_bytes(b"mine")
+    with pytest.raises(HmoeError, match="model.safetensors exists"):
+        export_model(place["model"], folder)
+    assert weights.read_bytes() == b"mine"
+
+
 # Prediction from Python
 
 

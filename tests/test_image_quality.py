@@ -18,8 +18,8 @@ from commands import hmoe
 from phone_folder import ALTERED, STYLES, cut, make_phone_folder, outdoors, scanned
 from PIL import Image, ImageEnhance, ImageFilter
 
-from hmoe_repro.apps.image_page import findings_csv, findings_html
-from hmoe_repro.apps.own_images import read_pool, split_pool
+from hmoe_repro.apps.image_page import findings_html
+from hmoe_repro.apps.own_images import findings_csv, read_pool, split_pool
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.data import cache
 from hmoe_repro.data import image_quality as quality
@@ -198,10 +198,10 @@ def test_leaked_images_of_another_class_are_counted_by_hand(tmp_path):
     other_class = {file for pair in list(copies.items())[1:] for file in pair}
     assert files_of(found, "training and test") == leaked
     assert set(found.conflicting["training and test"]) == other_class
-    assert "4 images have" in found.meaning("training and test")
+    assert "4 pictures have" in found.meaning("training and test")
     digests, reasons = cache.examine(tree)
     (note,) = shared_notes(tree, digests, reasons)
-    assert note.startswith("3 held-out images ")
+    assert note.startswith("3 pictures that test the model ")
     assert "domain" not in note
     (note,) = shared_notes(replace(tree, last_is_held_out=False), digests, reasons)
     assert note.startswith("3 images are also in another domain")
@@ -435,7 +435,7 @@ def test_features_must_be_of_the_same_images(phone, tmp_path):
     points[4] = 60
     found = check_images(measures, features=points)
     wanted = np.array(measures.tree.flat)[measures.readable][4]
-    assert found.outliers == "pretrained features"
+    assert found.outliers == "features of a pretrained network"
     assert wanted in files_of(found, "outlier") | files_of(found, *quality.FINDINGS)
 
 
@@ -613,7 +613,8 @@ def test_the_command_lists_writes_and_fails_only_for_damaged_files(phone, tmp_pa
     assert table.file[table.finding == "unreadable"].tolist() == planted.damaged[:1]
     counts = table.finding[table.finding != "unreadable"].value_counts()
     for kind, count in counts.items():
-        assert any(line.startswith(f"{kind}: {count} ") for line in done.stdout.splitlines()), kind
+        title = quality.FINDINGS[kind][0]
+        assert any(line.startswith(f"{title}: {count} ") for line in done.stdout.splitlines()), kind
     page = (checked / "image_findings.html").read_text()
     assert page.count("<img") > 30
     (Path(planted.root) / planted.damaged[0]).rename(tmp_path / "damaged.jpg")
@@ -630,7 +631,7 @@ def test_the_command_checks_a_data_set_too(tmp_path, own_names):
     (tmp_path / "camera" / planted.damaged[0]).unlink()
     done = hmoe("data", "verify", str(tmp_path / "camera"), "--images", folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "leakage, two domains: 6 images" in done.stdout
+    assert "in two domains: 6 pictures" in done.stdout
     assert "every image can be read" in done.stdout
 
 

@@ -19,8 +19,8 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
+from hmoe_repro.analysis.writers import PAGE_POLICY
 from hmoe_repro.apps.discover import (
-    POLICY,
     category_colours,
     code_maps,
     discover,
@@ -96,6 +96,7 @@ def place(tmp_path_factory, own_names_of_file):
     with pytest.MonkeyPatch.context() as patch:
         for name in ("runs", "cache"):
             patch.setenv(f"HMOE_{name.upper()}", str(place / name))
+        patch.chdir(place)
         folder = fill(place / ROOT_NAME)
         said = hmoe("discover", folder, "--output", place / "report", *SMALL)
         run_ids = {p.parent.name for p in (place / "runs").glob("*/record.json")}
@@ -361,6 +362,7 @@ def test_what_comes_before_the_researchers_has_no_unexplained_word(place):
     assert not JARGON.search(first)
     said = place["said"].replace(place["run"], "")
     printed = said[said.rindex("colour and contrast ...") :]
+    printed = re.sub("^  hmoe .*", "", printed, flags=re.M)  # commands, as the user wrote them
     assert place["run"] in place["said"]
     assert not JARGON.search(printed)
 
@@ -370,7 +372,14 @@ def test_the_same_command_again_trains_nothing_and_writes_the_same_page(place):
         p: p.stat().st_mtime_ns for p in (place["at"] / "runs").rglob("selected-*.safetensors")
     }
     hmoe("discover", place["folder"], "--output", place["at"] / "again", *SMALL)
-    assert (place["at"] / "again" / "index.html").read_text(encoding="utf-8") == place["page"]
+    again = (place["at"] / "again" / "index.html").read_text(encoding="utf-8")
+    assert again.count("--output again ") == 2
+    assert (
+        again.replace("output again ", "output report ").replace(
+            "again/groups.csv", "report/groups.csv"
+        )
+        == place["page"]
+    )
     assert before == {p: p.stat().st_mtime_ns for p in before}
 
 
@@ -595,7 +604,7 @@ def test_a_browser_shows_the_page_and_runs_nothing_in_it(place, tmp_path):
     assert "<title>hacked</title>" in document, "this browser would not notice"
     assert console, "this browser would not notice"
     unlocked = tmp_path / "unlocked.html"
-    unlocked.write_text(place["page"].replace(POLICY, "img-src data:"), encoding="utf-8")
+    unlocked.write_text(place["page"].replace(PAGE_POLICY, "img-src data:"), encoding="utf-8")
     for path in (place["report"], unlocked):
         document, console = browse(path, tmp_path, "--dump-dom")
         assert "<title>Groups of my &lt;img" in document
@@ -623,7 +632,7 @@ def test_on_a_telephone_tables_scroll_and_words_stay_whole(place, tmp_path):
         const width = document.documentElement.scrollWidth
         parent.document.title = [width, Math.round(narrowest), innerWidth].join(' ')
         </script></body>"""
-    page = place["page"].replace(POLICY, "").replace("</body>", measured)
+    page = place["page"].replace(PAGE_POLICY, "").replace("</body>", measured)
     (tmp_path / "page.html").write_text(page, encoding="utf-8")
     (tmp_path / "frame.html").write_text(
         '<iframe src="page.html" style="width:360px;height:900px;border:0"></iframe>'

@@ -1,12 +1,14 @@
 """What frozen stages compute, kept: the rows that the parts give, computed once and shared, whole
 or resumed, refused where there is no room."""
 
+import json
 import os
 import random
 import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -122,6 +124,66 @@ def test_rows_are_what_the_parts_compute(images):
     assert torch.equal(data.request(3, chosen)("cpu"), rows[chosen])
     assert parts[0].calls == BLOCKS, "a duplicate is computed too"
     assert parts[2].calls == 0, "a duplicate is computed too"
+
+
+def regrouped(images, order):
+    "The images of the first two domains, of a folder of one's own, dealt in another order."
+    tree = images.tree
+    files, labels = tree.flat[:12], torch.cat(tree.labels[:2])
+    parts = torch.tensor(order).split([7, 5])
+    other = replace(
+        tree,
+        name=f"dealt {order[0]}",
+        domain_names=["one", "two"],
+        files=[[files[i] for i in part.tolist()] for part in parts],
+        labels=[labels[part] for part in parts],
+        ledger_name="samples, pooled",
+    )
+    return ImageDataset(other, 32, {"data_augmentation": False}, workers=0)
+
+
+def test_rows_of_regrouped_images_are_copied(images):
+    first, second = (regrouped(images, order) for order in (range(12), [*range(11, -1, -1)]))
+    part, again = Part(), Part()
+    rows = PrecomputedDataset(first, [part])
+    before = torch.cat([rows.inputs(i, torch.arange(n)) for i, n in ((0, 7), (1, 5))])
+    assert part.calls == 4
+    rows = PrecomputedDataset(second, [again])
+    after = torch.cat([rows.inputs(i, torch.arange(n)) for i, n in ((0, 7), (1, 5))])
+    assert again.calls == 0
+    assert torch.equal(after, before.flip(0))
+    assert len(list(cache_root(first.tree).glob("*pooled*.json"))) == 1, "one ledger for both"
+
+
+@pytest.mark.parametrize("damage", ["list", "other list", "rows", "no list", "a new image"])
+def test_rows_are_computed_if_the_other_table_does_not_fit(copied, damage):
+    first, second = (regrouped(copied, order) for order in (range(12), [*range(11, -1, -1)]))
+    PrecomputedDataset(first, [Plain("plain")]).inputs(0, torch.arange(7))
+    (listing,) = cache_root(first.tree).glob("*.images")
+    table = listing.with_suffix(".f16")
+    if damage == "list":
+        listing.write_text(listing.read_text()[:-9])
+    elif damage == "other list":
+        content = json.loads(listing.read_text())
+        content["images"].reverse()
+        listing.write_text(json.dumps(content))
+    elif damage == "rows":
+        content = bytearray(table.read_bytes())
+        content[3] ^= 1
+        table.write_bytes(content)
+    elif damage == "no list":
+        listing.unlink()
+    else:
+        new = Image.new("RGB", (40, 40), (9, 99, 200))
+        new.save(second.tree.root / second.tree.flat[0])
+        second = ImageDataset(second.scanned, 32, {"data_augmentation": False}, workers=0)
+    part = Plain("plain")
+    rows = PrecomputedDataset(second, [part])
+    for position, count in ((0, 7), (1, 5)):
+        found = rows.inputs(position, torch.arange(count))
+        x = second.inputs(position, torch.arange(count))
+        assert torch.equal(found, part.compute(x).half().float())
+    assert part.calls == (1 if damage == "a new image" else 4)
 
 
 def test_an_output_of_three_dimensions_keeps_its_order(images):

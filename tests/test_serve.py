@@ -14,6 +14,7 @@ import threading
 import time
 from contextlib import contextmanager
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -812,26 +813,93 @@ def eventually(condition):
     assert condition()
 
 
-def test_slow_clients_do_not_keep_others_out_and_too_many_are_turned_away(place, monkeypatch):
+@pytest.mark.parametrize("sent", [b"", b"GET /", b"GET /x HTTP/1.1\r\nHost: 127."])
+def test_idle_and_slow_clients_do_not_keep_others_out(place, monkeypatch, sent):
     monkeypatch.setattr(module, "MAX_CONNECTIONS", 8)
     with serving(*place, seconds=60) as server:
         address = ("127.0.0.1", server.server_port)
-        slow = [socket.create_connection(address, timeout=10) for _ in range(6)]
+        slow = [socket.create_connection(address, timeout=10) for _ in range(8)]
         for connection in slow:
-            connection.sendall(b"GET /")
-        eventually(lambda: server._free._value == 2)
-        assert ask(server, "images")[0] == 200
-        slow += [socket.create_connection(address, timeout=10) for _ in range(2)]
+            connection.sendall(sent)
         eventually(lambda: server._free._value == 0)
+        eventually(lambda: len(server._waiting) == 8)
+        began = time.monotonic()
+        for _ in range(12):  # more than the idle ones
+            assert ask(server, "images")[0] == 200
+        assert time.monotonic() - began < 20  # and not the 60 seconds of an idle one
+        for connection in slow:
+            connection.close()
+        eventually(lambda: server._free._value == 8)
+        assert not server._waiting
+
+
+def test_a_slow_body_is_the_first_to_be_closed(place, monkeypatch):
+    monkeypatch.setattr(module, "MAX_CONNECTIONS", 1)
+    with serving(*place, seconds=60) as server:
+        head = request(
+            server,
+            "POST /TOKEN/save HTTP/1.1",
+            "Content-Type: application/json",
+            "Content-Length: 50",
+        )
+        with socket.create_connection(("127.0.0.1", server.server_port), timeout=10) as slow:
+            slow.sendall(head)
+            eventually(lambda: server._free._value == 0)
+            assert ask(server, "images")[0] == 200
+        assert listing(server)["version"] == 1
+
+
+def test_if_all_connections_are_being_answered_the_next_is_turned_away(place, monkeypatch):
+    monkeypatch.setattr(module, "MAX_CONNECTIONS", 4)
+    may_end = threading.Event()
+    with serving(*place, seconds=60) as server:
+
+        def thumbnail(number):
+            may_end.wait(30)
+            return b"jpeg"
+
+        monkeypatch.setattr(server.pictures, "thumbnail", thumbnail)
+        address = ("127.0.0.1", server.server_port)
+        busy = [socket.create_connection(address, timeout=10) for _ in range(4)]
+        for connection in busy:
+            connection.sendall(request(server, "GET /TOKEN/thumbnail/0 HTTP/1.1"))
+        eventually(lambda: server._free._value == 0 and not server._waiting)
         refused = raw(server, b"")
         assert status_of(refused) == 503
         head, _, body = refused.partition(b"\r\n\r\n")
         assert f"Content-Length: {len(body)}\r\n".encode() in head
         assert json.loads(body)["error"]
-        for connection in slow:
+        may_end.set()
+        for connection in busy:  # and what was asked before is answered
+            assert status_of(connection.recv(4096)) == 200
             connection.close()
-        eventually(lambda: server._free._value == 8)
+        eventually(lambda: server._free._value == 4)
         assert ask(server, "images")[0] == 200
+
+
+def test_the_browser_is_started_without_the_token(place, monkeypatch):
+    """Arguments of programs are visible to every user of a computer."""
+    folder, output = place
+    opened = []
+
+    def browse(address):
+        path = Path(address.removeprefix("file://"))
+        opened.append((address, path, path.stat().st_mode & 0o777, path.read_text("utf-8")))
+
+    def answer(server, poll_interval):
+        opened.append(server)
+
+    monkeypatch.setattr(module.webbrowser, "open", browse)
+    monkeypatch.setattr(GroupServer, "serve_forever", answer)
+    before = set(output.iterdir())
+    module.correct_groups(folder, output, open_page=True)
+    (address, path, mode, text), server = opened
+    assert server.token not in address
+    assert address == path.as_uri()
+    assert mode == 0o600
+    assert text.count(server.address) == 2
+    assert "<script" not in text
+    assert set(output.iterdir()) == before
 
 
 def test_a_client_that_leaves_harms_nobody(server):

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 
 import browser
@@ -52,12 +53,12 @@ def begin(place):
 
 
 @contextmanager
-def served(folder, output):
+def served(folder, output, *options, **variables):
     "The address of the page that the command serves."
-    command = [sys.executable, "-m", "hmoe_repro", "discover", str(folder), "--serve"]
+    command = [sys.executable, "-m", "hmoe_repro", "discover", str(folder), "--serve", *options]
     command += ["--output", str(output), *SMALL]
     place = folder.parent
-    variables = {"HMOE_RUNS": str(place / "runs"), "HMOE_CACHE": str(place / "cache")}
+    variables |= {"HMOE_RUNS": str(place / "runs"), "HMOE_CACHE": str(place / "cache")}
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -164,6 +165,24 @@ def test_a_picture_is_dragged_saved_and_the_model_is_trained_again(tmp_path):
         page.click("#done")
         saved(page)
         assert process.wait(20) == 0
+
+
+def test_the_browser_is_started_with_a_file_that_leads_to_the_page(tmp_path):
+    folder, output = begin(tmp_path)
+    starter = tmp_path / "browser"
+    starter.write_text('#!/bin/sh\necho "$@" > "$0.told.part"; mv "$0.told.part" "$0.told"\n')
+    starter.chmod(0o700)
+    with served(folder, output, "--open", BROWSER=str(starter)) as (address, _):
+        deadline = time.monotonic() + 30
+        while not (tmp_path / "browser.told").exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        told = (tmp_path / "browser.told").read_text().strip()
+        assert address.split("/")[-2] not in told
+        with browser.pages(1400) as page:
+            page.goto(told)
+            page.wait_for_url(address)
+            page.wait_for_selector(".tile")
+    assert not list(output.glob("open_*"))
 
 
 def test_the_keyboard_alone_moves_renames_and_saves(tmp_path):

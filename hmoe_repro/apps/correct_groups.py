@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['THUMBNAIL_SIDE', 'PICTURE_SIDE', 'CACHE_BYTES', 'MAX_CONNECTIONS', 'REQUEST_SECONDS', 'Refusal', 'Pictures',
            'check_groups', 'GroupFile', 'train_from_stdin', 'start_training', 'Training', 'GroupServer',
-           'report_folder', 'has_corrections', 'correct_groups']
+           'report_folder', 'has_corrections', 'correct_groups', 'write_door']
 
 # %% ../../nbs/09_apps/12_correct_groups.ipynb #imports
 import contextlib
@@ -38,19 +38,20 @@ import pandas as pd
 from PIL import Image, ImageOps
 
 import hmoe_repro
-from ..analysis.writers import template
+from ..analysis.writers import PAGE_POLICY, template
 from hmoe_repro.apps.discover import (
     PAGE_FILE,
-    POLICY,
     TABLE_FILE,
     WRITTEN_FILE,
     Findings,
     default_output,
     discover,
     findings_folder,
+    last_options,
     save_findings,
 )
 from hmoe_repro.apps.own_images import (
+    FINDINGS_FILE,
     group_name_fault,
     image_files,
     read_corrected_groups,
@@ -381,8 +382,9 @@ def train_from_stdin():
     """Run `discover` on corrected groups: the task of the new process.
 
     It reads JSON from standard input: `folder`, `groups` (a CSV file), `output` (a folder),
-    `settings` of `discover` and `config`, the settings of the process that started it. It writes
-    the page, the table and `result.json`, with the id of the run.
+    `place` (the folder of the report), `settings` of `discover` and `config`, the settings of the
+    process that started it. It writes the page, the tables and `result.json`, with the id of the
+    run.
     """
     warnings.showwarning = lambda message, *_, **__: print(f"note: {message}", file=sys.stderr)
     task = json.load(sys.stdin)
@@ -392,14 +394,15 @@ def train_from_stdin():
         settings["store"] = RunStore(settings["store"])
     try:
         findings = discover(task["folder"], groups=task["groups"], **settings)
-        save_findings(findings, task["folder"], task["output"])
+        options = last_options(task["place"])
+        save_findings(findings, task["folder"], task["output"], options, task["place"])
         result = {"run": findings.run_id}
         write_atomic(Path(task["output"]) / "result.json", json.dumps(result))
     except HmoeError as error:
         sys.exit(str(error))
 
 # %% ../../nbs/09_apps/12_correct_groups.ipynb #def-start-training
-def start_training(images: Path, folder: Path, settings: dict) -> subprocess.Popen:
+def start_training(images: Path, folder: Path, settings: dict, place: Path) -> subprocess.Popen:
     """Start the new process, whose task is in its standard input.
 
     The working directory is not searched for modules, since a folder of images may have some.
@@ -408,11 +411,13 @@ def start_training(images: Path, folder: Path, settings: dict) -> subprocess.Pop
         images: the folder of images.
         folder: folder with `corrected.csv`, for what the process writes.
         settings: arguments of `discover`.
+        place: folder of the report.
     """
     task = {
         "folder": str(images),
         "groups": str(folder / "corrected.csv"),
         "output": str(folder),
+        "place": str(place),
         "settings": settings,
         "config": CONFIG.to_json(),
     }
@@ -433,10 +438,17 @@ def start_training(images: Path, folder: Path, settings: dict) -> subprocess.Pop
         stdin.write(json.dumps(task, default=str))
     return process
 
-# %% ../../nbs/09_apps/12_correct_groups.ipynb #def-training
+# %% ../../nbs/09_apps/12_correct_groups.ipynb #def-move-report
 _LINES = 200  # of the output of a training that are kept
 
 
+def _move_report(source: Path, target: Path):
+    """Move the page and the table of findings, with the note on them, into another folder."""
+    for name in (PAGE_FILE, FINDINGS_FILE, WRITTEN_FILE):
+        if (source / name).exists():
+            os.replace(source / name, target / name)
+
+# %% ../../nbs/09_apps/12_correct_groups.ipynb #def-training
 class Training:
     """A training on saved groups, in another process.
 
@@ -487,7 +499,8 @@ class Training:
                 with self.groups.lock:
                     version = self.groups.version
                     shutil.copyfile(self.groups.path, folder / "corrected.csv")
-                self._process = start_training(self.groups.folder, folder, self.settings)
+                images = self.groups.folder
+                self._process = start_training(images, folder, self.settings, self.output)
             except OSError as error:
                 self.state = "failed"
                 raise Refusal(500, f"The training cannot start. {system_error(error)}") from None
@@ -521,8 +534,7 @@ class Training:
         with self.groups.lock:
             if self.groups.version == version:  # nothing was saved in the meantime
                 self.groups.read(folder / TABLE_FILE)
-        for name in (PAGE_FILE, WRITTEN_FILE):
-            os.replace(folder / name, self.output / name)
+        _move_report(folder, self.output)
         return result["run"]
 
     def stop(self):
@@ -622,6 +634,7 @@ class _Connection(BaseHTTPRequestHandler):
     def handle_one_request(self):
         """Answer a request, with status 408 if it began and did not arrive in time."""
         self._timed.restart()
+        self.server.wait_for(self.connection)
         try:
             super().handle_one_request()
             if self._timed.timed_out and self._timed.received:
@@ -631,6 +644,7 @@ class _Connection(BaseHTTPRequestHandler):
 
     def finish(self):
         """Read the rest of a refused request: closing before it would discard the answer."""
+        self.server.arrived(self.connection)
         with contextlib.suppress(OSError):
             super().finish()
             if self._refused:
@@ -768,6 +782,7 @@ class _Handler(_Connection):
 
     def _get(self, parts: list[str]):
         """Answer a GET of an authorised path."""
+        self.server.arrived(self.connection)
         match parts:
             case [""]:
                 nonce = secrets.token_urlsafe(16)
@@ -780,7 +795,7 @@ class _Handler(_Connection):
                 self.answer_json(self.server.training.status())
             case ["report"]:
                 frames = "frame-ancestors 'none'; sandbox"
-                self.answer(self.server.report(), _HTML, policy=f"{POLICY}; {frames}")
+                self.answer(self.server.report(), _HTML, policy=f"{PAGE_POLICY}; {frames}")
             case ["thumbnail", number]:
                 self.answer(self.server.pictures.thumbnail(_number(number)), _JPEG)
             case ["picture", number]:
@@ -791,6 +806,7 @@ class _Handler(_Connection):
     def _post(self, parts: list[str]):
         """Answer a POST of an authorised path."""
         body = _body(self)
+        self.server.arrived(self.connection)
         file = str(self.server.groups.path)
         match parts:
             case ["save"]:
@@ -809,7 +825,9 @@ class _Handler(_Connection):
             case _:
                 raise Refusal(404, "There is nothing at this address.")
 
-# %% ../../nbs/09_apps/12_correct_groups.ipynb #def-server
+# %% ../../nbs/09_apps/12_correct_groups.ipynb #def-busy
+_ROOM_SECONDS = 2  # within which the thread of a closed connection ends
+_END_SECONDS = 0.2  # within which one may end that is being answered
 _BUSY_BODY = b'{"error": "Too many connections are open. Wait a few seconds and try again."}'
 _BUSY_HEADERS = (
     "HTTP/1.1 503 Busy",
@@ -820,7 +838,7 @@ _BUSY_HEADERS = (
 )
 _BUSY = "\r\n".join(_BUSY_HEADERS).encode() + b"\r\n\r\n" + _BUSY_BODY
 
-
+# %% ../../nbs/09_apps/12_correct_groups.ipynb #def-server
 class GroupServer(ThreadingHTTPServer):
     """Server of the page on which the groups of a folder are corrected.
 
@@ -856,6 +874,8 @@ class GroupServer(ThreadingHTTPServer):
         self.token = secrets.token_urlsafe(32)
         self.max_body = 2**18 + 16 * len(self.groups.files)
         self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._waiting: dict[socket.socket, None] = {}  # for a request, the longest time first
+        self._lock = threading.Lock()
         super().__init__(("127.0.0.1", port), _Handler)
         self.hosts = {f"127.0.0.1:{self.server_port}", f"localhost:{self.server_port}"}
 
@@ -888,9 +908,32 @@ class GroupServer(ThreadingHTTPServer):
         except (OSError, HmoeError):
             raise Refusal(404, f"There is no {self.report_file.name} yet.") from None
 
+    def wait_for(self, connection: socket.socket):
+        """Note that a connection waits for its next request."""
+        with self._lock:
+            self._waiting.pop(connection, None)
+            self._waiting[connection] = None
+
+    def arrived(self, connection: socket.socket):
+        """Note that the request of a connection is complete, or that the connection has ended."""
+        with self._lock:
+            self._waiting.pop(connection, None)
+
+    def _make_room(self) -> bool:
+        """Close the connection that has waited longest for its request. Return if one is free."""
+        with self._lock:
+            longest = next(iter(self._waiting), None)
+            if longest is not None:
+                del self._waiting[longest]
+        if longest is None:
+            return self._free.acquire(timeout=_END_SECONDS)
+        with contextlib.suppress(OSError):
+            longest.shutdown(socket.SHUT_RDWR)  # its thread ends
+        return self._free.acquire(timeout=_ROOM_SECONDS)
+
     def process_request(self, request: Any, client_address):
         """Answer a connection in a new thread, or close it if there are too many."""
-        if not self._free.acquire(blocking=False):
+        if not self._free.acquire(blocking=False) and not self._make_room():
             with contextlib.suppress(OSError):
                 request.settimeout(1)
                 request.sendall(_BUSY)
@@ -977,18 +1020,38 @@ def correct_groups(
     if isinstance(settings.get("store"), RunStore):
         settings["store"] = str(settings["store"].folder)
     server = GroupServer(folder, report_folder(folder, output), settings)
+    door = None
     try:
-        _announce(server, open_page)
+        _announce(server)
+        if open_page:
+            door = write_door(server)
+            webbrowser.open(door.as_uri())
         server.serve_forever(poll_interval=0.2)
     except KeyboardInterrupt:
         print(f"stopped; saved groups are in {server.groups.path}", file=sys.stderr)
     finally:
         server.close()
+        if door:
+            door.unlink(missing_ok=True)
     return server.groups.table
 
 
-def _announce(server: GroupServer, open_page: bool):
-    """Print the address of a server as the last line, and open it if wanted."""
+def write_door(server: GroupServer) -> Path:
+    """Write a page that leads to the address of a server, and that only this user can read.
+
+    A browser is started with the path of this file. Its arguments are visible to all users of the
+    computer, so the address with the token cannot be one of them. The file lies in the folder of
+    the report, because some browsers may not read folders of temporary files.
+    """
+    handle, name = tempfile.mkstemp(".html", "open_", server.report_file.parent)  # of mode 600
+    page = template("open_page.html").render(title="Correct the groups", address=server.address)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(page)
+    return Path(name)
+
+
+def _announce(server: GroupServer):
+    """Print the address of a server as the last line."""
     images = image_files(server.groups.folder)
     shown = set(server.groups.files)
     others = [file for file in images if file not in shown]
@@ -997,5 +1060,3 @@ def _announce(server: GroupServer, open_page: bool):
         print(f"not in {TABLE_FILE}: {count} ({listed(others, 3)})", file=sys.stderr)
     print("correct the groups in a browser (Ctrl-C ends):", flush=True)
     print(server.address, flush=True)
-    if open_page:
-        webbrowser.open(server.address)

@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['PART_TRAINED', 'PART_VALIDATED', 'UNKNOWN_DOMAIN', 'METHOD_TITLES', 'RELIABLE', 'COLOUR_NMI', 'TABLE_WORDS',
-           'BORDERLINE', 'HOW_SURE', 'POLICY', 'PAGE_FILE', 'TABLE_FILE', 'WRITTEN_FILE', 'Correction', 'Findings',
-           'pool_images', 'apply_hmoe', 'discover', 'leaked_images', 'summarise_findings', 'found_domains', 'in_words',
-           'verdict_sentences', 'findings_verdict', 'table_in_words', 'group_table', 'count_table', 'groups_of_files',
-           'groups_csv', 'samples', 'category_colours', 'page_groups', 'code_maps', 'report_html', 'default_output',
-           'findings_folder', 'save_findings']
+           'BORDERLINE', 'HOW_SURE', 'PAGE_FILE', 'TABLE_FILE', 'WRITTEN_FILE', 'NEW_PICTURES', 'Options', 'Correction',
+           'Findings', 'pool_images', 'apply_hmoe', 'discover', 'leaked_images', 'summarise_findings', 'found_domains',
+           'in_words', 'verdict_sentences', 'findings_verdict', 'table_in_words', 'group_table', 'count_table',
+           'groups_of_files', 'groups_csv', 'samples', 'category_colours', 'page_groups', 'code_maps', 'shell_path',
+           'default_output', 'next_commands', 'report_html', 'last_options', 'findings_folder', 'save_findings']
 
 # %% ../../nbs/09_apps/04_discover.ipynb #imports
 import base64
@@ -16,8 +16,9 @@ import functools
 import hashlib
 import io
 import json
+import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -49,11 +50,13 @@ from hmoe_repro.apps.feature_groups import (
     stability_table,
 )
 from hmoe_repro.apps.own_images import (
+    FINDINGS_FILE,
     HELD_OUT,
     Pool,
     all_inputs,
     default_network,
     discover_config,
+    findings_csv,
     group_name_fault,
     is_frozen,
     moved_images,
@@ -70,10 +73,15 @@ from ..core.errors import Device, HmoeError, Place, check_choice, plural, public
 from ..core.files import ensure_writable, expanded, resolved, write_atomic
 from ..core.progress import Progress
 from ..core.style import EMBEDDING_COLOUR, PALETTE
+
+# %% ../../nbs/09_apps/04_discover.ipynb #imports-data
 from ..data.base import DomainDataset
 from ..data.image_folder import listed
 from hmoe_repro.data.image_quality import (
+    DAMAGED_FIX,
     ImageFindings,
+    LeftOut,
+    by_reason,
     examine_images,
     quality_section,
     split_findings,
@@ -157,7 +165,8 @@ class Findings:
         gate: gate values (N, K) of HMOE.
         ranking: `stability_table`.
         notes: remarks on the folder.
-        unreadable: (file, reason) of images that were left out.
+        unreadable: (file, reason) of damaged images, which were left out.
+        others: files that are no image, or outside the class folders.
         correction: the corrected groups, or None if they were found.
         quality: duplicates, leakage and images of doubtful quality, or None.
     """
@@ -175,6 +184,7 @@ class Findings:
     ranking: pd.DataFrame | None = field(default=None, repr=False)
     notes: list[str] = field(default_factory=list)
     unreadable: list[tuple[str, str]] = field(default_factory=list)
+    others: list[LeftOut] = field(default_factory=list, repr=False)
     correction: Correction | None = field(default=None, repr=False)
     quality: ImageFindings | None = field(default=None, repr=False)
 
@@ -187,6 +197,12 @@ class Findings:
     def title(self) -> str:
         """Title of the report, with the id of the run if a model was trained."""
         return f"Groups, run {self.run_id}" if self.model else "Groups"
+
+    @property
+    def left_out(self) -> list[LeftOut]:
+        """Files that were left out, each once, with the reason and what to do."""
+        damaged = [LeftOut(file, reason, DAMAGED_FIX) for file, reason in self.unreadable]
+        return damaged + self.others
 
     @property
     def held_out(self) -> pd.DataFrame:
@@ -731,6 +747,7 @@ def discover(
         method=method,
         record=record or _record_without_run(config, device),
         unreadable=unreadable,
+        others=pool.left_out,
         correction=correction,
         notes=list(dict.fromkeys(cast(ImageDataset, data).notes)),
         quality=split_findings(cast(ImageDataset, data).scanned, features),
@@ -1171,7 +1188,6 @@ HOW_SURE = {
     ("hmoe", False): "How sure: the weight that the model gives to the group of a picture.",
     ("hmoe", True): "How sure: the weight that the model gives to the group of a picture.",
 }  # by method, and whether the groups are corrected
-POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
 def _trained_sentence(summary: dict) -> str:
@@ -1198,6 +1214,71 @@ def _leak_sentence(leaked: int, conflicting: int) -> str:
     if conflicting:
         text += f", {conflicting} of them with another subject"
     return f"{text}: the number can be wrong by {plural(leaked, 'picture')}. "
+
+# %% ../../nbs/09_apps/04_discover.ipynb #def-commands
+PAGE_FILE, TABLE_FILE, WRITTEN_FILE = "index.html", "groups.csv", ".hmoe-discover.json"
+NEW_PICTURES = "NEW_PICTURES"  # what the user replaces by a folder
+Options = Sequence[Sequence[str]]  # (name, value) or (flag,) of a command
+_OF_FOUND_GROUPS = ("--names", "--experts")  # which a table of groups says itself
+
+
+def shell_path(path) -> str:
+    """Return a path as a word for a shell: from the current folder, from the home folder, or whole.
+
+    >>> shell_path("my pictures")
+    "'my pictures'"
+    """
+    full = expanded(path).absolute()
+    for folder, prefix in ((Path.cwd(), ""), (Path.home(), "~/")):
+        if full != folder and full.is_relative_to(folder):
+            return prefix + shlex.quote(str(full.relative_to(folder)))
+    return shlex.quote(str(full))
+
+
+def default_output(root) -> Path:
+    """Return the default folder of a report: `groups_of_<folder>` in the current folder.
+
+    If the current folder lies among the images, it is next to the folder of images instead.
+
+    Args:
+        root: folder of the images.
+    """
+    root = resolved(expanded(root))
+    name = f"groups_of_{root.name or 'images'}"
+    current = Path.cwd().resolve()
+    return root.parent / name if current.is_relative_to(root) else current / name
+
+
+def next_commands(findings: Findings, root, folder, options: Options = ()) -> dict[str, str]:
+    """Return the commands that may follow a report.
+
+    Args:
+        findings: result of `discover`.
+        root: folder of the images.
+        folder: folder of the report.
+        options: further options of `hmoe discover` that the user gave.
+
+    Returns:
+        `correct` and `groups`, which correct the groups in a browser and by a table, and with a
+        trained model also `predict` and `export`.
+    """
+    discover_again = f"hmoe discover {shell_path(root)} --output {shell_path(folder)}"
+    kept = [option for option in options if option[0] not in _OF_FOUND_GROUPS]
+    for_serving = kept if findings.correction else options
+    commands = {
+        "correct": " ".join([discover_again, *map(shlex.join, for_serving), "--serve --open"]),
+        "groups": " ".join(
+            [
+                discover_again,
+                *map(shlex.join, kept),
+                f"--groups {shell_path(Path(folder) / TABLE_FILE)}",
+            ]
+        ),
+    }
+    if findings.model:
+        commands["predict"] = f"hmoe predict --model {findings.run_id} {NEW_PICTURES}"
+        commands["export"] = f"hmoe export {findings.run_id}"
+    return commands
 
 # %% ../../nbs/09_apps/04_discover.ipynb #def-report-html
 def _counted_columns(findings: Findings, summary: dict) -> dict[str, str]:
@@ -1229,13 +1310,15 @@ def _record_facts(record: Mapping[str, Any]) -> dict:
     return facts | record["config"] | {"finished": record["finished"]} | record["environment"]
 
 
-@public(root=Place)
-def report_html(findings: Findings, root) -> str:
+@public(root=Place, folder=Place | None, options=Sequence)
+def report_html(findings: Findings, root, folder=None, options=()) -> str:
     """Render the report as one HTML page without scripts or external resources.
 
     Args:
         findings: result of `discover`.
         root: folder of the images.
+        folder: folder of the report. Default: `default_output`.
+        options: as in `next_commands`.
     """
     summary = summarise_findings(findings)
     groups = group_table(findings)
@@ -1243,7 +1326,6 @@ def report_html(findings: Findings, root) -> str:
     for title, column in _counted_columns(findings, summary).items():
         counts[title] = count_table(findings, column)
     return template("discover.html").render(
-        policy=POLICY,
         title=f"Groups of {Path(root).absolute().name}",
         verdict=verdict_sentences(summary),
         found=found_domains(summary),
@@ -1255,8 +1337,11 @@ def report_html(findings: Findings, root) -> str:
         maps=code_maps(findings),
         trained=_trained_sentence(summary),
         how_sure=HOW_SURE[findings.method, findings.correction is not None],
-        folder=Path(root).absolute().name,
-        left_out=findings.unreadable,
+        commands=next_commands(findings, root, folder or default_output(root), options),
+        table_file=TABLE_FILE,
+        findings_file=FINDINGS_FILE,
+        num_left_out=len(findings.left_out),
+        left_out=by_reason(findings.left_out),
         group_table=text_table(table_in_words(groups)),
         counts=counts,
         ranking=_ranking_text(findings.ranking),
@@ -1267,30 +1352,19 @@ def report_html(findings: Findings, root) -> str:
     )
 
 # %% ../../nbs/09_apps/04_discover.ipynb #def-output
-PAGE_FILE, TABLE_FILE, WRITTEN_FILE = "index.html", "groups.csv", ".hmoe-discover.json"
-
-
-def default_output(root) -> Path:
-    """Return the default folder of a report: `groups_of_<folder>` in the current folder.
-
-    If the current folder lies among the images, it is next to the folder of images instead.
-
-    Args:
-        root: folder of the images.
-    """
-    root = resolved(expanded(root))
-    name = f"groups_of_{root.name or 'images'}"
-    current = Path.cwd().resolve()
-    return root.parent / name if current.is_relative_to(root) else current / name
-
-
 def _written(folder: Path) -> dict:
-    """Read which files the last report wrote: name -> SHA-256, and `corrected`."""
+    """Read which files the last report wrote: name -> SHA-256, `corrected` and `options`."""
     try:
         note = json.loads((folder / WRITTEN_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return note if isinstance(note, dict) else {}
+
+
+def last_options(folder) -> Options:
+    """Return the options with which the last report in a folder was made."""
+    options = _written(Path(folder)).get("options")
+    return options if isinstance(options, list) else []
 
 
 def _foreign_file(folder: Path, groups) -> tuple[str, str] | None:
@@ -1301,7 +1375,7 @@ def _foreign_file(folder: Path, groups) -> tuple[str, str] | None:
         groups: table of corrected groups of the new report, or None.
     """
     note = _written(folder)
-    for name in (PAGE_FILE, TABLE_FILE):
+    for name in (PAGE_FILE, TABLE_FILE, FINDINGS_FILE):
         path = folder / name
         if name == TABLE_FILE and groups is not None and resolved(expanded(groups)) == path:
             continue
@@ -1318,13 +1392,14 @@ def _foreign_file(folder: Path, groups) -> tuple[str, str] | None:
 
 
 @public(root=Place, output=Place | None, groups=Place | None)
-def findings_folder(root, output=None, groups=None) -> Path:
+def findings_folder(root, output=None, groups=None, overwrite: bool = False) -> Path:
     """Check the folder of a report, make it, and return its path.
 
     Args:
         root: folder of the images.
         output: the folder. Default: `default_output`.
         groups: table of corrected groups, or None.
+        overwrite: whether files of the folder may be replaced that an earlier report did not write.
 
     Raises:
         HmoeError: for a file, for a folder among the images or that is not writable, and if a
@@ -1338,31 +1413,42 @@ def findings_folder(root, output=None, groups=None) -> Path:
     if folder.is_relative_to(resolved(expanded(root))):
         cause = f"the folder {folder.name} lies among the images."
         raise HmoeError(cause, fix="an --output outside of the images.", setting="output")
-    foreign = _foreign_file(folder, groups)
+    foreign = None if overwrite else _foreign_file(folder, groups)
     if foreign:
         name, why = foreign
         fix = "choose another --output"
         if name == TABLE_FILE and groups is None:
             fix = f"--groups {folder.name}/{TABLE_FILE} takes its groups. Or {fix}"
-        raise HmoeError(f"{folder.name}/{name} {why}, so it stays.", fix=f"{fix}.")
+        cause = f"{folder.name}/{name} {why}, so it stays."
+        raise HmoeError(cause, fix=f"{fix}, or add --overwrite.")
     return ensure_writable(folder, "choose another --output.")
 
 
-@public(root=Place, folder=Place)
-def save_findings(findings: Findings, root, folder) -> Path:
-    """Write the page and the table of groups into a folder, and return the path of the page.
+@public(root=Place, folder=Place, options=Sequence, place=Place | None)
+def save_findings(findings: Findings, root, folder, options=(), place=None) -> Path:
+    """Write the page, the table of groups and `image_findings.csv` into a folder.
 
     Args:
         findings: result of `discover`.
         root: folder of the images.
         folder: result of `findings_folder`.
+        options: as in `next_commands`.
+        place: folder to which the files will be moved, and which the page names. Default: `folder`.
+
+    Returns:
+        The path of the page.
     """
     folder = expanded(folder)
     contents = {
         TABLE_FILE: groups_csv(findings),
-        PAGE_FILE: report_html(findings, root).encode("utf-8"),
+        PAGE_FILE: report_html(findings, root, place or folder, options).encode("utf-8"),
     }
-    note: dict[str, Any] = {"corrected": findings.correction is not None}
+    if findings.quality:
+        contents[FINDINGS_FILE] = findings_csv(findings.quality)
+    note: dict[str, Any] = {
+        "corrected": findings.correction is not None,
+        "options": [list(option) for option in options],
+    }
     for name, content in contents.items():
         write_atomic(folder / name, content)
         note[name] = hashlib.sha256(content).hexdigest()

@@ -32,7 +32,7 @@ from ..analysis.writers import template
 from .feature_groups import save_groups
 from .predict import CONFIG_FILE, WEIGHTS_FILE, TrainedModel, join_outputs, load
 from ..core.errors import HmoeError, Place, check_choice, first_line, public
-from ..core.files import ensure_writable, expanded, sha256, write_atomic
+from ..core.files import ensure_writable, expanded, keep_existing, sha256, write_atomic
 from ..core.seals import check_sum, listed_sum, write_sums
 from ..data.transforms import MEAN, STD
 from ..method.sparse_moe import SparseMoE, choose
@@ -420,12 +420,32 @@ def _identity(config: dict) -> tuple[str, str, str]:
     return config["record"]["run_id"], config["weights"], config["mode"]
 
 
-def _exported_files(folder: Path, config: dict) -> dict[str, str]:
+def _edited_files(folder: Path, config: dict) -> list[Path]:
+    """Return the files of an exported model that somebody has changed since.
+
+    Args:
+        folder: its path.
+        config: what its `config.json` says.
+    """
+    edited = []
+    for name in [*config["files"], CONFIG_FILE]:
+        path = folder / name
+        if path.exists() and listed_sum(path) != sha256(path):
+            edited.append(path)
+    card = folder / "README.md"
+    text = model_card(config, folder.name).encode("utf-8", "replace")
+    if card.exists() and card.read_bytes() != text:
+        edited.append(card)
+    return edited
+
+
+def _exported_files(folder: Path, config: dict, overwrite: bool) -> dict[str, str]:
     """Return the files of earlier exports of a model in a folder.
 
     Args:
         folder: its path, which need not exist.
         config: result of `export_config`.
+        overwrite: whether files may be replaced that somebody has changed.
 
     Raises:
         HmoeError: for a folder with other content.
@@ -435,6 +455,7 @@ def _exported_files(folder: Path, config: dict) -> dict[str, str]:
     try:
         existing = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
         if _identity(existing) == _identity(config):
+            keep_existing(*_edited_files(folder, existing), overwrite=overwrite)
             return existing["files"]
         cause = f"{folder} has the model of run {', '.join(_identity(existing))}."
     except (OSError, ValueError, KeyError, TypeError):
@@ -522,6 +543,7 @@ def export_model(
     format: str = "safetensors",
     mode: str | None = None,
     as_bytes: bool = False,
+    overwrite: bool = False,
 ) -> tuple[Path, float]:
     """Write a trained model into a folder, with `config.json` and a model card.
 
@@ -531,6 +553,7 @@ def export_model(
         format: one of `FORMATS`.
         mode: inference mode that a graph computes. Default: the first one of the algorithm.
         as_bytes: whether the inputs of a graph are bytes instead of floats from 0 to 1.
+        overwrite: whether files of an earlier export may be replaced that somebody has changed.
 
     Returns:
         The path of the file, and the largest difference of its outputs from the library's.
@@ -556,7 +579,7 @@ def export_model(
     dtype = torch.uint8 if as_bytes else torch.float32
     file_name = FORMATS[format]
     config = export_config(model, mode)
-    config["files"] = _exported_files(folder, config)
+    config["files"] = _exported_files(folder, config, overwrite)
     config["files"] |= {file_name: str(dtype).removeprefix("torch.")}
     text = to_json(config, indent=1)
     with tempfile.TemporaryDirectory(dir=ensure_writable(folder.parent), prefix=".") as temporary:

@@ -147,9 +147,17 @@ def _shared_options(
 name_values(_shared_options)
 
 # %% ../../nbs/11_cli/08_app.ipynb #def-fail
-def _show_warning(message, category, filename, lineno, file=None, line=None):
-    """Print a warning as one line, without its line of code (`warnings.showwarning`)."""
-    print(f"hmoe: note: {printable(' '.join(str(message).split()))}", file=file or sys.stderr)
+def _warning_printer():
+    """Return a function that prints each warning once, as a line (`warnings.showwarning`)."""
+    shown = set()
+
+    def show_warning(message, category, filename, lineno, file=None, line=None):
+        text = printable(" ".join(str(message).split()))
+        if text not in shown:
+            shown.add(text)
+            print(f"hmoe: note: {text}", file=file or sys.stderr)
+
+    return show_warning
 
 # %% ../../nbs/11_cli/08_app.ipynb #def-output
 _ASCII = {"±": "+/-", "×": "x", "–": "-", "—": "-", "−": "-", "…": "...", "≥": ">=", "≤": "<="}
@@ -252,7 +260,7 @@ def main():
     started = time.monotonic()
     _prepare_output()
     with warnings.catch_warnings():
-        warnings.showwarning = _show_warning
+        warnings.showwarning = _warning_printer()
         status = _run_command()
     if CONFIG.verbose:
         print(f"hmoe: {time.monotonic() - started:.1f} s", file=sys.stderr)

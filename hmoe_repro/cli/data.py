@@ -12,6 +12,7 @@ from typing import Annotated
 
 from hmoe_repro.cli.options import (
     DataDirOption,
+    OverwriteOption,
     argument,
     configure,
     option,
@@ -119,6 +120,7 @@ def data_verify_command(
     workers: Annotated[
         int | None, option("Threads; default: one per core.", min=1, max=256)
     ] = None,
+    overwrite: OverwriteOption = False,
 ):
     """Open and count every file of a data set; for MNIST, compare checksums.
 
@@ -126,11 +128,15 @@ def data_verify_command(
         hmoe data verify path/to/my_images
         hmoe data verify path/to/my_images --images --output checked
     """
+    from hmoe_repro.apps.image_page import findings_files
+    from hmoe_repro.core.files import keep_existing
     from hmoe_repro.core.progress import Progress
     from hmoe_repro.data import image_quality, verify
     from hmoe_repro.data.mnist import verify_mnist
 
     data_dir = configure(data_dir=data_dir)
+    if images:
+        keep_existing(*findings_files(output), overwrite=overwrite)
     try:
         name = verify.data_with_files(name)
         _check_image_options(name, images, output)

@@ -7,19 +7,42 @@ __all__ = ['discover_command', 'predict_command', 'evaluate_command', 'embed_com
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #imports
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated
 
 from . import options
 from .options import argument, option, path_from_here, print_written, say, say_frame
 from ..core.config import CONFIG
-from ..core.errors import plural, printable
+from ..core.errors import listed, plural, printable
+from ..core.files import keep_existing
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-write-findings
 def _print_skipped(unreadable: list[tuple[str, str]]):
     """Print the images that were left out, and the reasons, on standard error."""
     for file, why in unreadable:
         print(f"left out: {printable(f'{file} ({why})')}", file=sys.stderr)
+
+
+def _print_left_out(left_out):
+    """Print the files that were left out, by reason, with what to do, on standard error."""
+    from hmoe_repro.data.image_quality import by_reason
+
+    for reason, fix, files in by_reason(left_out):
+        named = f"{listed(files, 5)} ({reason}). {fix.rstrip('.')}."
+        print(f"left out: {printable(named)}", file=sys.stderr)
+
+
+def _say_next(commands: dict[str, str]):
+    """Print the commands that may follow a report, on standard output."""
+    titles = {
+        "correct": "to correct the groups by dragging pictures, in the browser:",
+        "predict": "to predict for other pictures (NEW_PICTURES is their folder):",
+        "export": "to write the model into a folder, for use elsewhere:",
+    }
+    for name, title in titles.items():
+        if name in commands:
+            say(title, f"  {printable(commands[name])}")
 
 
 def _print_findings(findings):
@@ -36,7 +59,7 @@ def _print_findings(findings):
         if "cannot be read" not in note:  # these files are listed below
             print(f"note: {printable(note)}", file=sys.stderr)
     say_frame(findings.title, text_table(app.table_in_words(app.group_table(findings))))
-    _print_skipped(findings.unreadable)
+    _print_left_out(findings.left_out)
 
 
 def _keeps_corrections(folder: str, output: str | None) -> bool:
@@ -110,30 +133,30 @@ _ServeOption = Annotated[
     bool, option("Then serve a local page on which the groups are corrected.", "--serve")
 ]
 _OpenOption = Annotated[bool, option("With --serve: open it in the browser.", "--open")]
+_OutputOption = Annotated[
+    str | None, option("The folder for the page and the table; default: groups_of_<folder>.")
+]
+_LabelsOption = Annotated[str | None, option("CSV of file and known domain, to score the groups.")]
+_NamesOption = Annotated[str | None, option("Names of the groups, the largest first: art,photo.")]
+_SortOption = Annotated[str | None, option("Copy the images into this new folder, by group.")]
+# options that the commands of the page have in another form, or not at all
+_NOT_REPEATED = "output groups sort_into links serve open_ overwrite"
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-discover
 def discover_command(
     folder: Annotated[str, argument("Holds <class>/<image>, <domain>/<class>/<image>, or images.")],
-    output: Annotated[
-        str | None, option("The folder for the page and the table; default: groups_of_<folder>.")
-    ] = None,
-    labels: Annotated[
-        str | None, option("CSV of file and known domain, to score the groups.")
-    ] = None,
+    output: _OutputOption = None,
+    labels: _LabelsOption = None,
     no_classes: Annotated[bool, option("Ignore class folders.", "--no-classes")] = False,
     method: Annotated[
         str | None, option("features (default if weights are installed) or hmoe.")
     ] = None,
     experts: _ExpertsOption = None,
-    names: Annotated[
-        str | None, option("Names of the groups, the largest first: art,photo.")
-    ] = None,
+    names: _NamesOption = None,
     groups: Annotated[
         str | None, option("Take the groups from this corrected table instead of finding them.")
     ] = None,
-    sort_into: Annotated[
-        str | None, option("Copy the images into this new folder, by group.")
-    ] = None,
+    sort_into: _SortOption = None,
     links: Annotated[
         bool, option("With --sort-into: make symbolic links instead of copies.", "--links")
     ] = False,
@@ -150,6 +173,7 @@ def discover_command(
     device: options.DeviceOption = "auto",
     serve: _ServeOption = False,
     open_: _OpenOption = False,
+    overwrite: options.OverwriteOption = False,
 ):
     """Group the images of a folder by style, and write a page about them.
 
@@ -160,10 +184,12 @@ def discover_command(
         hmoe discover path/to/my_images --names art,photo --sort-into by_group
         hmoe discover path/to/my_images --serve --open
     """
+    given = options.given_options(discover_command, locals(), _NOT_REPEATED, paths="labels")
     if not CONFIG.quiet:
         print(f"reading {folder} ...", file=sys.stderr, flush=True)
     from hmoe_repro.apps import discover as app
     from hmoe_repro.apps import own_images
+    from hmoe_repro.data.loader import FolderNote
 
     settings = {
         "labels": labels,
@@ -182,22 +208,26 @@ def discover_command(
     if serve and groups is None and _keeps_corrections(folder, output):
         _serve(folder, output, open_, settings)
         return
-    report = app.findings_folder(folder, output, groups)
+    report = app.findings_folder(folder, output, groups, overwrite)
     if sort_into:
         own_images.sort_target(folder, sort_into)
-    findings = app.discover(
-        folder,
-        names=names.split(",") if names else None,
-        experts=experts,
-        groups=groups,
-        **settings,
-    )
-    page = app.save_findings(findings, folder, report)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FolderNote)  # printed below, with the findings
+        findings = app.discover(
+            folder,
+            names=names.split(",") if names else None,
+            experts=experts,
+            groups=groups,
+            **settings,
+        )
+    page = app.save_findings(findings, folder, report, given)
     _print_findings(findings)
     if sort_into:
         own_images.sort_into(findings.images, folder, sort_into, links)
         print_written(sort_into)
-    print_written(report / app.TABLE_FILE)
+    tables = [report / name for name in (app.TABLE_FILE, own_images.FINDINGS_FILE)]
+    print_written(*tables)
+    _say_next(app.next_commands(findings, folder, report, given))
     say("the page, to open in a browser:")
     print(path_from_here(page), flush=True)
     if serve:
@@ -219,6 +249,7 @@ def predict_command(
     trust_code: Annotated[
         bool, option("Run the code kept with the run; read it first.", "--trust-code")
     ] = False,
+    overwrite: options.OverwriteOption = False,
 ):
     """Predict the class of every image of a folder, into a CSV file.
 
@@ -235,6 +266,7 @@ def predict_command(
     from hmoe_repro.core.files import write_atomic
     from hmoe_repro.core.progress import Progress
 
+    keep_existing(output, overwrite=overwrite)
     trained = load(model, weights, None, str(resolve_device(device)), trust_code)
     with Progress(quiet=CONFIG.quiet) as progress:
         table, skipped = predict_folder(trained, folder, mode, skip_unreadable, progress)
@@ -269,6 +301,7 @@ def evaluate_command(
     trust_code: Annotated[
         bool, option("Run the code kept with the run; read it first.", "--trust-code")
     ] = False,
+    overwrite: options.OverwriteOption = False,
 ):
     """Measure the predictions of finished runs, and write a page about them.
 
@@ -279,9 +312,11 @@ def evaluate_command(
         hmoe evaluate RUN
         hmoe evaluate my_study.toml --by domain --output evaluation.html
     """
-    from hmoe_repro.apps.evaluate import evaluate, text_of_measures
+    from hmoe_repro.apps.evaluate import TABLE_FILES, evaluate, text_of_measures
 
     folder = options.configure(data_dir)
+    table_files = [Path(tables).expanduser() / name for name in TABLE_FILES] if tables else []
+    keep_existing(output, *table_files, overwrite=overwrite)
     named = source[0] if len(source) == 1 else source
     evaluated = evaluate(named, mode, roles, None, device, folder, trust_code)
     print(printable(evaluated.verdict))
@@ -368,6 +403,7 @@ def export_command(
     trust_code: Annotated[
         bool, option("Run the code kept with the run; read it first.", "--trust-code")
     ] = False,
+    overwrite: options.OverwriteOption = False,
 ):
     """Write the model of a run into a folder to share.
 
@@ -380,7 +416,7 @@ def export_command(
     from hmoe_repro.apps.predict import load
 
     trained = load(run, weights, trust_code=trust_code)
-    path, difference = export_model(trained, output, format, mode, as_bytes)
+    path, difference = export_model(trained, output, format, mode, as_bytes, overwrite)
     size = f"{path.stat().st_size / 1e6:.1f} MB"
     say(f"{path}: {size}, differs from the library by at most {difference:.0e}")
     say("with config.json and README.md, the model card: the folder can be uploaded")

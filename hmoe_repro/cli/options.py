@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['JobsOption', 'DeviceOption', 'DataDirOption', 'DomainBedOption', 'LogOption', 'EngineOption', 'ResumeAnywayOption',
-           'SavePredictionsOption', 'SeedOption', 'SettingsOption', 'SkipUnreadableOption', 'PagesArgument',
-           'PagesOrStudiesArgument', 'ProfileOption', 'OptionalProfileOption', 'OnRequestOption', 'AlgorithmsOption',
-           'DatasetOption', 'PublishedStudyOption', 'WhereOption', 'FormatsOption', 'PANEL_OF', 'MANY_OPTIONS',
-           'configure', 'writable_file', 'path_from_here', 'print_written', 'option', 'argument', 'name_values',
-           'parse_settings', 'print_table', 'print_frame', 'say', 'say_frame']
+           'SavePredictionsOption', 'SeedOption', 'SettingsOption', 'OverwriteOption', 'SkipUnreadableOption',
+           'PagesArgument', 'PagesOrStudiesArgument', 'ProfileOption', 'OptionalProfileOption', 'OnRequestOption',
+           'AlgorithmsOption', 'DatasetOption', 'PublishedStudyOption', 'WhereOption', 'FormatsOption', 'PANEL_OF',
+           'MANY_OPTIONS', 'configure', 'writable_file', 'path_from_here', 'print_written', 'option', 'argument',
+           'name_values', 'parse_settings', 'given_options', 'print_table', 'print_frame', 'say', 'say_frame']
 
 # %% ../../nbs/11_cli/01_options.ipynb #imports
 import inspect
@@ -153,6 +153,7 @@ SettingsOption = Annotated[
     list[str] | None,
     option("A hyper-parameter or image option; repeatable.", "--set", metavar="NAME=VALUE"),
 ]
+OverwriteOption = Annotated[bool, option("Replace files that exist already.", "--overwrite")]
 _SKIP_FLAGS = "--skip-unreadable/--no-skip-unreadable"
 SkipUnreadableOption = Annotated[
     bool, option("Leave out images that cannot be read, and list them.", _SKIP_FLAGS)
@@ -181,6 +182,39 @@ def parse_settings(settings: list[str] | None, skip_unreadable: bool = False) ->
         name, value = parse_setting(text)
         parsed[name] = value
     return parsed
+
+
+def given_options(command, values: dict, without: str, paths: str = "") -> list[list[str]]:
+    """Return the options of a command that differ from their defaults, as words of a command line.
+
+    Args:
+        command: the function of the command.
+        values: name of each parameter -> value.
+        without: names of parameters that are left out.
+        paths: names of parameters that are paths, which are made absolute.
+
+    Returns:
+        A list [name, value] for each option, or [flag].
+    """
+    given = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        _, settings = get_args(parameter.annotation)
+        value = values[name]
+        is_default = value == parameter.default
+        if name in without.split() or is_default or not isinstance(settings, OptionInfo):
+            continue
+        flags = [settings.default, *(settings.param_decls or ())]  # so typer keeps them
+        named = [flag for flag in flags if isinstance(flag, str) and flag.startswith("--")]
+        flag = named[0] if named else f"--{name.replace('_', '-')}"
+        yes, _, no = flag.partition("/")
+        if isinstance(value, bool):
+            given.append([yes if value else no])
+            continue
+        items = value if isinstance(value, list) else [value]
+        if name in paths.split():
+            items = [os.path.abspath(os.path.expanduser(item)) for item in items]
+        given += [[yes, str(item)] for item in items]
+    return given
 
 # %% ../../nbs/11_cli/01_options.ipynb #choices
 PagesArgument = Annotated[
@@ -227,7 +261,7 @@ _PANELS = {  # title -> options, by the names of their parameters
     "Training": "steps epochs checkpoint_frequency sampler protocol splits precision determinism "
     "restarts seed",
     "Evaluation": "evaluate measure",
-    "Files": "output sort_into links skip_unreadable save_predictions tables",
+    "Files": "output overwrite sort_into links skip_unreadable save_predictions tables",
     "This machine": "device jobs workers engine gpus_per_run minutes data_dir domainbed log "
     "resume_anyway",
 }

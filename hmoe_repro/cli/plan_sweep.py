@@ -260,15 +260,18 @@ def pack_command(
     states: Annotated[bool, option("With the checkpoints of unfinished runs.")] = True,
     weights: Annotated[bool, option("With the selected weights.")] = False,
     arrays: Annotated[bool, option("With codes and other arrays.")] = True,
+    overwrite: options.OverwriteOption = False,
 ):
     """Pack all runs into one archive, to move them to another machine.
 
     Example:
         hmoe pack runs.tar.gz
     """
+    from hmoe_repro.core.files import expanded, keep_existing
     from hmoe_repro.studies.export_import import pack_runs
     from hmoe_repro.training.store import RunStore
 
+    keep_existing(expanded(file), overwrite=overwrite)
     say(pack_runs(RunStore(), file, states, weights, arrays))
     print_written(file)
 

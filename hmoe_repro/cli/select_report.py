@@ -123,6 +123,7 @@ def select_command(
     output: Annotated[
         str | None, option("CSV of the selected runs.", callback=options.writable_file)
     ] = None,
+    overwrite: options.OverwriteOption = False,
 ):
     """Print the table of results by a selection rule, and the missing runs.
 
@@ -131,10 +132,12 @@ def select_command(
         hmoe select --study quick-digits --algorithm ERM
     """
     from hmoe_repro.analysis.writers import csv_text
-    from hmoe_repro.core.files import write_atomic
+    from hmoe_repro.core.files import keep_existing, write_atomic
     from hmoe_repro.report.study_report import selected_tables
     from hmoe_repro.studies.study_file import read_study
 
+    if output:
+        keep_existing(output, overwrite=overwrite)
     records = _records(study_in_store, study, algorithm, dataset, where)
     if rule is None:
         rule = read_study(study_in_store).rule if study_in_store else "training-domain"
@@ -201,6 +204,7 @@ def report_command(
         bool, option("Render the notebook page instead; needs papermill.", "--notebook")
     ] = False,
     formats: options.FormatsOption = None,
+    overwrite: options.OverwriteOption = False,
 ):
     """Write one HTML page about a study: table, intervals, curves, confusion.
 
@@ -210,16 +214,24 @@ def report_command(
         hmoe report docs/example_study.toml
         hmoe report docs/example_study.toml --notebook --format pdf
     """
+    from hmoe_repro.core.files import keep_existing
+    from hmoe_repro.studies.study_file import read_study
+
+    name = read_study(study).name
     if not notebook:
         if formats:
             cause = "--format is for the files of a notebook page."
             raise HmoeError(cause, fix="add --notebook, or leave --format out.")
         from hmoe_repro.apps.study_page import study_page
 
+        keep_existing(Path(output).expanduser() / f"{name}.html", overwrite=overwrite)
         return print_written(study_page(study, output=output))
     from hmoe_repro.report.render import DEFAULT_FORMATS
     from hmoe_repro.report.study_report import report_study
 
+    folder = Path(output).expanduser()
+    written = [folder / name / "study.ipynb", folder / f"{name}.jsonl"]
+    keep_existing(*written, overwrite=overwrite)
     page = report_study(study, output=output, formats=[*DEFAULT_FORMATS, *(formats or [])])
     print(f"rendered {path_from_here(page)}")
     return None

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['FOLDERS', 'OTHER_FOLDER', 'repo_root', 'expanded', 'resolved', 'use_folder', 'folder_variables', 'data_dir',
-           'runs_dir', 'results_dir', 'figures_dir', 'ensure_writable', 'plain_file', 'read_bytes', 'read_text',
-           'write_atomic', 'sha256', 'locked']
+           'runs_dir', 'results_dir', 'figures_dir', 'ensure_writable', 'plain_file', 'keep_existing', 'read_bytes',
+           'read_text', 'write_atomic', 'sha256', 'locked']
 
 # %% ../../nbs/00_core/02_files.ipynb #imports
 import contextlib
@@ -19,7 +19,7 @@ from importlib import resources
 from pathlib import Path
 from typing import BinaryIO
 
-from .errors import DISK_FULL, HmoeError, Place, public
+from .errors import DISK_FULL, HmoeError, Place, listed, public
 
 # %% ../../nbs/00_core/02_files.ipynb #def-repo-root
 def _is_project(folder: Path) -> bool:
@@ -169,6 +169,26 @@ def plain_file(path: Path, verb: str = "write") -> Path:
         kind = "a folder" if path.is_dir() else "no regular file (a device, FIFO or socket)"
         raise HmoeError(f"cannot {verb} {path}: it is {kind}.", fix="name a regular file.")
     return path
+
+
+def keep_existing(*paths, overwrite: bool = False):
+    """Raise `HmoeError` if a file exists that a command is about to write.
+
+    Every command that writes to a path of the user calls this first. A file that the command itself
+    wrote, and that nobody has changed since, need not be named.
+
+    Args:
+        paths: the files.
+        overwrite: whether the user has allowed to replace them.
+
+    Raises:
+        HmoeError: also as `plain_file`.
+    """
+    existing = [str(path) for path in paths if os.path.lexists(plain_file(path))]
+    if existing and not overwrite:
+        verb = "exists" if len(existing) == 1 else "exist"
+        cause = f"{listed(existing, 3)} {verb} already and would be replaced."
+        raise HmoeError(cause, fix="choose another name, or add --overwrite.")
 
 
 def read_bytes(path: Path, most: int = 2**28) -> bytes:

@@ -48,6 +48,7 @@ class ImageTree(Domains):
         cache: folder of its caches, or None for the usual one.
         last_is_held_out: whether the domains are parts of one folder, the last with the held-out
             images.
+        ledger_name: name under which the checksums of its files are kept. Default: its name.
 
     Raises:
         HmoeError: if the arguments are inconsistent.
@@ -64,6 +65,7 @@ class ImageTree(Domains):
     cache: Path | None = field(default=None, repr=False)
     meta: dict[str, list[Column]] = field(default_factory=dict, repr=False)
     last_is_held_out: bool = field(default=False, repr=False)
+    ledger_name: str = field(default="", repr=False)
 
     def __post_init__(self):
         amounts = [len(files) for files in self.files]
@@ -161,8 +163,12 @@ def shared_notes(tree: ImageTree, digests: list[str | None], reasons: list) -> l
     count = plural(len(pairs), "image is", "images are")
     names = listed([f"{first} = {later}" for first, later in pairs], 3)
     if tree.last_is_held_out:
-        count = plural(len(pairs), "held-out image has", "held-out images have")
-        return [f"{count} the bytes of a training image, so that the accuracy is wrong: {names}"]
+        count = plural(
+            len(pairs),
+            "picture that tests the model is a copy",
+            "pictures that test the model are copies",
+        )
+        return [f"{count} of a picture in its training, so that its accuracy is wrong: {names}"]
     return [f"{count} also in another domain, so that a test domain is not unseen: {names}"]
 
 # %% ../../nbs/02_data/04_image_folder.ipynb #def-extra-formats

@@ -1,0 +1,235 @@
+"""Measure `hmoe discover` and `--serve` on folders of photographs: results/bench-photos.json.
+
+    HMOE_DATA=FOLDER python .ci/photo_record.py [STAGE ...]
+
+Without a stage all that the record lacks are measured, each in a process of its own. Times are of
+the processor, because other programs may run. docs/discover.md states numbers of this record, and
+tests/test_photo_record.py compares them.
+"""
+
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+import warnings
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RECORD = ROOT / "results" / "bench-photos.json"
+DRAWS = 3
+FOUR_STYLES = ("photographs and drawings, four styles", "digits, four styles")
+ONE_STYLE = ("photographs alone", "plain digits alone")
+COUNT = 700
+STAGES = {
+    **{
+        f"{name}, draw {draw}": ("group", name, draw)
+        for draw in range(DRAWS)
+        for name in FOUR_STYLES
+    },
+    "corrected": ("correct",),
+    "phone": ("phone",),
+    "many": ("many", 10_000, 64),
+    "serve": ("serve", 10_000),
+    **{
+        f"{name}, draw {draw}": ("group", name, draw) for draw in range(DRAWS) for name in ONE_STYLE
+    },
+}
+
+
+def used() -> float:
+    "Return the seconds of processor time of this process and of its ended children."
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def peak_megabytes() -> float:
+    "Return the largest resident memory of this process, in MB."
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+
+
+def scores(found, seconds: float) -> dict:
+    "Return the numbers of findings that the record keeps."
+    from hmoe_repro.apps.discover import found_domains, summarise_findings
+
+    summary = summarise_findings(found)
+    names = ("agreement", "pairs", "nmi_domain", "nmi_class", "recognised", "held_out", "between")
+    kept = {name: summary.get(name) for name in names}
+    return kept | {
+        "images": len(found.images),
+        "groups": len(summary["groups"]),
+        "found": bool(found_domains(summary)),
+        "cpu_seconds": seconds,
+        "peak_megabytes": peak_megabytes(),
+    }
+
+
+def measured(folder, labels=None, **settings):
+    "Group a folder; return the findings and the seconds of processor time."
+    from hmoe_repro.apps.discover import discover
+
+    before = used()
+    found = discover(folder, labels, "cpu", restarts=1, **settings)
+    return found, used() - before
+
+
+def group(work: Path, name: str, draw: int) -> dict:
+    "Group a folder of known styles."
+    from hmoe_repro.bench.grouping_trials import write_folder
+
+    labels = write_folder(name, work / "images", COUNT, draw)
+    found, seconds = measured(work / "images", labels, seed=draw)
+    return scores(found, seconds)
+
+
+def correct(work: Path) -> dict:
+    "Group photographs and drawings, and train again with their styles as groups."
+    import pandas as pd
+
+    from hmoe_repro.apps.discover import groups_csv
+    from hmoe_repro.bench.grouping_trials import write_folder
+
+    labels = write_folder(FOUR_STYLES[0], work / "images", COUNT, 0)
+    found, first = measured(work / "images", labels)
+    (work / "groups.csv").write_bytes(groups_csv(found))
+    table = pd.read_csv(work / "groups.csv")
+    styles = pd.read_csv(labels).set_index("file").domain
+    table.assign(group=styles[table.file].to_numpy()).to_csv(work / "groups.csv", index=False)
+    corrected, seconds = measured(work / "images", labels, groups=work / "groups.csv")
+    return scores(corrected, seconds) | {"first_cpu_seconds": first}
+
+
+def phone(work: Path) -> dict:
+    "Group a made-up folder of a telephone, with all that goes wrong in one."
+    import pandas as pd
+
+    sys.path.insert(0, str(ROOT / "tests"))
+    from phone_folder import make_phone_folder
+
+    planted = make_phone_folder(work / "phone")
+    labels = pd.DataFrame(planted.styles.items(), columns=["file", "domain"])
+    labels = labels[~labels.file.isin(planted.damaged)]
+    labels.to_csv(work / "labels.csv", index=False)
+    found, seconds = measured(work / "phone", work / "labels.csv")
+    kinds = found.quality.counts
+    left_out = [entry.file for entry in found.left_out]
+    return scores(found, seconds) | {"findings": kinds, "left_out": left_out}
+
+
+def fill(folder: Path, count: int, size: tuple[int, int], different: int):
+    "Write `count` photographs by name, of which `different` are made and the others are links."
+    import numpy as np
+
+    sys.path.insert(0, str(ROOT / "tests"))
+    from phone_folder import STYLES, make_photograph
+
+    folder.mkdir()
+    generator = np.random.default_rng(0)
+    for i in range(count):
+        path = folder / f"IMG_{i:05d}.jpg"
+        if i < different:
+            image = make_photograph(generator, STYLES[i % len(STYLES)])
+            image.resize(size).save(path, quality=90)
+        else:
+            os.link(folder / f"IMG_{i % different:05d}.jpg", path)
+
+
+def many(work: Path, count: int, resolution: int) -> dict:
+    "Group many photographs without subjects."
+    fill(work / "photographs", count, (480, 360), count)
+    before = peak_megabytes()
+    found, seconds = measured(work / "photographs", classes=False, resolution=resolution)
+    return scores(found, seconds) | {"resolution": resolution, "before_megabytes": before}
+
+
+def status_of(process: int) -> tuple[float, float]:
+    "Return the seconds of processor time and the largest memory in MB of a running process."
+    ticks = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:13]
+    status = Path(f"/proc/{process}/status").read_text()
+    kilobytes = re.search(r"VmHWM:\s+(\d+)", status)
+    assert kilobytes
+    seconds = sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+    return seconds, int(kilobytes[1]) * 1024 / 1e6
+
+
+def serve(work: Path, count: int) -> dict:
+    "Serve the page of many photographs of 12 megapixels, and ask for 200 of them."
+    import pandas as pd
+
+    from hmoe_repro.apps.own_images import image_files, write_corrected_groups
+
+    folder = work / "photographs"
+    output = work / "report"
+    fill(folder, count, (4000, 3000), 20)
+    files = image_files(folder)
+    output.mkdir()
+    names = [f"group {i % 3 + 1}" for i in range(count)]
+    table = pd.DataFrame({"file": files, "group": names, "found": ["group 1", *names[:-1]]})
+    write_corrected_groups(output / "groups.csv", table)
+    command = [sys.executable, "-m", "hmoe_repro", "discover", str(folder), "--output", str(output)]
+    started = time.monotonic()
+    with subprocess.Popen([*command, "--serve"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        address = ""
+        while not address.startswith("http://"):
+            address = process.stdout.readline()
+
+        def ask(path):
+            with urllib.request.urlopen(address.strip() + path, timeout=120) as answer:
+                return answer.read()
+
+        for path in ("", "images", "thumbnail/0"):
+            assert ask(path)
+        shown = time.monotonic() - started
+        cpu, _ = status_of(process.pid)
+        for number in range(1, 200):
+            ask(f"thumbnail/{number}")
+        after, memory = status_of(process.pid)
+        process.terminate()
+    return {
+        "images": count,
+        "seconds_to_first_picture": shown,
+        "cpu_seconds_to_first_picture": cpu,
+        "cpu_seconds_of_a_picture": (after - cpu) / 199,
+        "peak_megabytes": memory,
+    }
+
+
+def run_stage(name: str) -> dict:
+    "Measure a stage in this process, with caches and runs in a temporary folder."
+    from hmoe_repro.core.environment import environment
+
+    task, *arguments = STAGES[name]
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        os.environ |= {"HMOE_CACHE": str(work / "cache"), "HMOE_RUNS": str(work / "runs")}
+        warnings.simplefilter("ignore")
+        result = globals()[task](work, *arguments)
+        others = max(0.0, os.getloadavg()[0] - 1)
+        return result | {"other_processes": others, "environment": environment("cpu")}
+
+
+def main(names: list[str]):
+    "Measure the named stages, or all that the record lacks."
+    record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    for name in names or [name for name in STAGES if name not in record]:
+        command = [sys.executable, __file__, "--in-this-process", name]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+        if done.returncode:
+            print(f"{name}: failed")
+            continue
+        record[name] = json.loads(done.stdout.splitlines()[-1])
+        ordered = {stage: record[stage] for stage in STAGES if stage in record}
+        RECORD.write_text(json.dumps(ordered, indent=1) + "\n")
+        print(name, flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--in-this-process"]:
+        print(json.dumps(run_stage(sys.argv[2])))
+    else:
+        main(sys.argv[1:])

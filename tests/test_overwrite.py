@@ -1,0 +1,91 @@
+"""No command replaces a file of the user, unless the user says so; the rule holds for all."""
+
+from pathlib import Path
+
+import pytest
+import typer
+from commands import hmoe
+
+from hmoe_repro.cli.app import COMMANDS, app
+
+PATHS = {"output", "tables", "file", "folder_of_export"}  # parameters that name what is written
+# new-algorithm never replaces a file, and export-domainbed has a rule for its whole folder
+WITHOUT = {"new-algorithm"}
+STUDY = Path(__file__).parent.parent / "docs/example_study.toml"
+BEFORE = {  # command -> arguments, and the files that must stay
+    "predict": (("predict", "photos", "--model", "x", "--output", "mine.csv"), ["mine.csv"]),
+    "predict, default": (("predict", "photos", "--model", "x"), ["predictions.csv"]),
+    "evaluate": (("evaluate", "x", "--output", "mine.html"), ["mine.html"]),
+    "evaluate, default": (("evaluate", "x"), ["evaluation.html"]),
+    "evaluate, tables": (("evaluate", "x", "--tables", "out"), ["out/by_class.csv"]),
+    "select": (("select", "--output", "mine.csv"), ["mine.csv"]),
+    "report": (("report", str(STUDY), "--output", "out"), ["out/example_study.html"]),
+    "report, notebook": (
+        ("report", str(STUDY), "--notebook"),
+        ["reports/example_study/study.ipynb"],
+    ),
+    "pack": (("pack", "mine.tar.gz"), ["mine.tar.gz"]),
+    "verify": (("data", "verify", "photos", "--images"), ["image_findings.csv"]),
+    "verify, page": (
+        ("data", "verify", "photos", "--images", "--output", "out"),
+        ["out/image_findings.html"],
+    ),
+    "discover": (("discover", "photos", "--output", "out"), ["out/index.html"]),
+    "discover, findings": (("discover", "photos", "--output", "out"), ["out/image_findings.csv"]),
+    "new-algorithm": (("new-algorithm", "Mine", "--output", "mine.py"), ["mine.py"]),
+}
+
+
+def all_commands():
+    "Every command by name, those of groups included."
+    found = {}
+    for name, command in typer.main.get_command(app).commands.items():
+        inner = getattr(command, "commands", None)
+        found |= {f"{name} {n}": c for n, c in inner.items()} if inner else {name: command}
+    return found
+
+
+def test_every_command_that_writes_to_a_path_has_the_option():
+    writing = set()
+    for name, command in all_commands().items():
+        names = {parameter.name for parameter in command.params}
+        if names & PATHS:
+            writing.add(name)
+            assert ("overwrite" in names) == (name not in WITHOUT), name
+    tested = {
+        words[0] if words[0] != "data" else " ".join(words[:2]) for words, _ in BEFORE.values()
+    }
+    assert writing - {"export"} == tested  # export: tests/test_export.py
+    assert len(COMMANDS) >= len(writing)
+
+
+def test_no_command_replaces_a_file(tmp_path):
+    for case, (words, files) in BEFORE.items():
+        for file in files:
+            path = tmp_path / file
+            path.parent.mkdir(exist_ok=True, parents=True)
+            path.write_text("my work")
+        (tmp_path / "photos").mkdir(exist_ok=True)
+        done = hmoe(*words, folder=tmp_path)
+        assert done.returncode == 1, case
+        (line,) = [text for text in done.stderr.splitlines() if text.startswith("hmoe: ")][-1:]
+        assert files[0].rpartition("/")[2] in line, (case, line)
+        assert "--overwrite" in line or case == "new-algorithm", (case, line)
+        for file in files:
+            assert (tmp_path / file).read_text() == "my work", case
+            (tmp_path / file).unlink()
+
+
+@pytest.mark.usefixtures("own_names")
+def test_with_the_option_the_file_is_replaced(tmp_path):
+    from hmoe_repro.data.image_folder import sample_tree
+
+    sample_tree(tmp_path / "photos", per_class=1, size=40)
+    words = ("data", "verify", "photos", "--images")
+    variables = {"folder": tmp_path, "HMOE_CACHE": str(tmp_path / "cache")}
+    table = tmp_path / "image_findings.csv"
+    table.write_text("my work")
+    assert hmoe(*words, **variables).returncode == 1
+    assert table.read_text() == "my work"
+    assert hmoe(*words, "--overwrite", **variables).returncode == 0
+    assert table.read_text().startswith("file,finding")

@@ -1,0 +1,72 @@
+"""docs/discover.md states the numbers of results/bench-photos.json (`.ci/photo_record.py`)."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+TEXT = " ".join((ROOT / "docs/discover.md").read_text(encoding="utf-8").split())
+
+
+@pytest.fixture(scope="module")
+def record():
+    return json.loads((ROOT / "results/bench-photos.json").read_text(encoding="utf-8"))
+
+
+def test_each_stage_says_where_it_was_measured(record):
+    assert {"corrected", "phone", "serve"} <= set(record)
+    for stage in record.values():
+        assert stage["environment"]["versions"]["torch"]
+        assert stage["other_processes"] >= 0
+
+
+def test_retraining_is_as_fast_as_stated(record):
+    stage = record["corrected"]
+    assert f"takes {stage['cpu_seconds']:.0f} seconds of processor time" in TEXT
+    assert f"The first one took {stage['first_cpu_seconds']:.0f} seconds" in TEXT
+    assert stage["cpu_seconds"] < stage["first_cpu_seconds"] / 5
+    share = f"{stage['recognised']:.0%}".replace("%", " %")
+    assert f"the style of {share} of the {stage['held_out']} held-out images" in TEXT
+
+
+def test_the_server_is_as_fast_as_stated(record):
+    stage = record["serve"]
+    assert f"With {stage['images']:,} synthetic photographs" in TEXT
+    assert f"after {stage['cpu_seconds_to_first_picture']:.1f} seconds of processor time" in TEXT
+    assert f"used {stage['peak_megabytes']:.0f} MB of memory" in TEXT
+
+
+def test_the_folder_of_a_phone_was_grouped_by_its_styles(record):
+    stage = record["phone"]
+    assert stage["found"]
+    assert stage["groups"] == 3
+    assert f"made-up phone with {stage['images']} pictures" in TEXT
+    assert f"NMI of {stage['nmi_domain']:.2f}".replace("0.", ".") in TEXT
+    assert len(stage["left_out"]) == len(set(stage["left_out"]))
+
+
+def test_pairs_are_those_of_the_record(record):
+    together, without = record["photographs and drawings, four styles, draw 0"]["pairs"]
+    assert f"({together:.2f} on 700 images of PACS in three groups)" in TEXT
+    assert f"that has no groups ({without:.2f})" in TEXT
+
+
+def draws():
+    "Draws that both records have: the trial before, and the stage."
+    stages = json.loads((ROOT / "results/bench-photos.json").read_text(encoding="utf-8"))
+    before = json.loads((ROOT / "results/bench-groupings.json").read_text(encoding="utf-8"))
+    found = []
+    for trial in before["trials"]:
+        name = f"{trial['folder']}, draw {trial['draw']}"
+        if trial["method"] == "features" and name in stages:
+            found.append((trial, stages[name]))
+    return found
+
+
+@pytest.mark.parametrize("trial, stage", draws())
+def test_a_draw_that_was_measured_again_has_the_score_of_the_table(trial, stage):
+    assert stage["found"] == trial["found"]
+    assert stage["groups"] == trial["groups"]
+    if trial["nmi_domain"] is not None:
+        assert stage["nmi_domain"] == pytest.approx(trial["nmi_domain"], abs=0.02)
