@@ -8,9 +8,15 @@ from commands import hmoe
 
 from hmoe_repro.cli.app import COMMANDS, app
 
-PATHS = {"output", "tables", "file", "folder_of_export"}  # parameters that name what is written
-# new-algorithm never replaces a file, and export-domainbed has a rule for its whole folder
-WITHOUT = {"new-algorithm"}
+PATHS = {
+    "output",
+    "tables",
+    "file",
+    "folder_of_export",
+    "picture",
+}  # parameters that name what is written
+# new-algorithm and soup never replace a file, and export-domainbed has a rule for its whole folder
+WITHOUT = {"new-algorithm", "soup"}
 STUDY = Path(__file__).parent.parent / "docs/example_study.toml"
 BEFORE = {  # command -> arguments, and the files that must stay
     "predict": (("predict", "photos", "--model", "x", "--output", "mine.csv"), ["mine.csv"]),
@@ -24,6 +30,10 @@ BEFORE = {  # command -> arguments, and the files that must stay
         ("report", str(STUDY), "--notebook"),
         ["reports/example_study/study.ipynb"],
     ),
+    "embed": (("embed", "x", "--output", "mine.npz"), ["mine.npz"]),
+    "embed, picture": (("embed", "x", "--picture", "mine.png"), ["mine.png"]),
+    "show": (("data", "show", "photos", "--output", "mine.png"), ["mine.png"]),
+    "show, default": (("data", "show", "photos"), ["data_sheet.png"]),
     "pack": (("pack", "mine.tar.gz"), ["mine.tar.gz"]),
     "verify": (("data", "verify", "photos", "--images"), ["image_findings.csv"]),
     "verify, page": (
@@ -55,7 +65,7 @@ def test_every_command_that_writes_to_a_path_has_the_option():
     tested = {
         words[0] if words[0] != "data" else " ".join(words[:2]) for words, _ in BEFORE.values()
     }
-    assert writing - {"export"} == tested  # export: tests/test_export.py
+    assert writing - {"export", "soup"} == tested  # tests/test_export.py, tests/test_soup.py
     assert len(COMMANDS) >= len(writing)
 
 

@@ -179,6 +179,7 @@ def data_show_command(
     ] = None,
     plain: Annotated[bool, option("Do not augment the images.", "--plain")] = False,
     seed: Annotated[int, option("Seed of the images and of their augmentation.", min=0)] = 0,
+    overwrite: OverwriteOption = False,
     data_dir: DataDirOption = None,
 ):
     """Draw images of each class in each domain, as training sees them.
@@ -189,9 +190,11 @@ def data_show_command(
     """
     import matplotlib.pyplot as plt
 
+    from hmoe_repro.core.files import keep_existing
     from hmoe_repro.data.data_sheet import data_sheet
     from hmoe_repro.data.registry import find_dataset, load_dataset
 
+    keep_existing(output, overwrite=overwrite)
     data_dir = configure(data_dir=data_dir)
     data = load_dataset(find_dataset(name), 0, data_dir).with_options(resolution)
     figure = data_sheet(data, count, not plain, seed, classes)

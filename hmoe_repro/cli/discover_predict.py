@@ -349,6 +349,7 @@ def embed_command(
         option("Colour the map by class, predicted, domain, held_out or expert; repeatable."),
     ] = None,
     method: Annotated[str, option("Of the map: tsne, or umap.")] = "tsne",
+    overwrite: options.OverwriteOption = False,
     device: options.DeviceOption = "auto",
     data_dir: options.DataDirOption = None,
 ):
@@ -364,6 +365,7 @@ def embed_command(
 
     from hmoe_repro.apps.embed import compare_features, embed, plot_map
 
+    keep_existing(*filter(None, (output, picture)), overwrite=overwrite)
     options.configure(data_dir)
     found = embed(run, count, device=device)
     images, width = found.features.shape
