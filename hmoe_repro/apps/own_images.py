@@ -29,8 +29,9 @@ import torch
 
 from ..analysis.writers import csv_text
 from ..core.errors import HmoeError, Place, check_choice, plural, public
-from ..core.files import expanded, plain_file, read_bytes, resolved, write_atomic
+from ..core.files import expanded, plain_file, resolved, write_atomic
 from ..core.seeds import seed_hash
+from ..core.tables import read_table
 from ..data.base import DomainDataset
 from hmoe_repro.data.image_folder import (
     IMAGE_SUFFIXES,
@@ -305,52 +306,11 @@ def group_name_fault(name: str) -> str:
     return ""
 
 
-def _table_text(path: Path) -> str:
-    """Read the text of a table in UTF-8, or in UTF-16 with a byte order mark.
-
-    Bytes that are not valid UTF-8 are kept, since names of files may have some.
-    """
-    content = read_bytes(path)
-    if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        return content.decode("utf-16", "replace")
-    return content.decode("utf-8-sig", "surrogateescape")
-
-
-def _table_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
-    """Read the rows of a table of groups: (line, column -> text).
-
-    Raises:
-        HmoeError: without the columns file and group, and for rows with too many cells.
-    """
-    text = _table_text(path)
-    header = text.lstrip().partition("\n")[0]
-    separator = max(",;\t", key=header.count)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
-    columns = []
-    rows = []
-    try:
-        for cells in reader:
-            if not any(cell.strip() for cell in cells):
-                continue
-            if not columns:
-                columns = [cell.strip().lower() for cell in cells]
-                continue
-            if any(cell.strip() for cell in cells[len(columns) :]):
-                cause = f"it has {len(cells)} cells, and the table has {len(columns)} columns."
-                error = HmoeError(cause, fix="put a name with a comma between double quotes.")
-                raise error.at(f"{path.name}, line {reader.line_num}")
-            rows.append((reader.line_num, dict(zip(columns, cells))))
-    except csv.Error as error:
-        place = f"{path.name}, line {reader.line_num}"
-        raise HmoeError(f"{place}: {error}.", fix=_TABLE_FIX) from None
-    for name in ("file", "group"):
-        if columns.count(name) != 1:
-            cause = f"{path.name} has {plural(columns.count(name), 'column')} with the name {name}."
-            fix = _TABLE_FIX
-            if name not in columns and "domain" in columns:
-                fix = "rename its column domain to group, or score found groups with it: --labels."
-            raise HmoeError(cause, fix=fix)
-    return rows
+def _fix_of_columns(columns: Sequence[str]) -> str:
+    """Return how to mend a table that lacks the column file or group."""
+    if "group" not in columns and "domain" in columns:
+        return "rename its column domain to group, or score found groups with it: --labels."
+    return _TABLE_FIX
 
 # %% ../../nbs/09_apps/01_own_images.ipynb #def-corrected-groups
 def _spellings(files) -> dict[str, str]:
@@ -445,13 +405,13 @@ def read_corrected_groups(table, files, ignored=()) -> pd.DataFrame:
     left_out = _spellings(ignored)
     lines = {}
     rows = {}
-    for line, cells in _table_rows(path):
+    for line, place, cells in read_table(path, ("file", "group"), _fix_of_columns):
         if _matching_file(cells["file"], left_out):
             continue
         try:
             row = _row_of_file(cells, spelled, lines)
         except HmoeError as error:
-            raise error.at(f"{path.name}, line {line}") from None
+            raise error.at(place) from None
         lines[row["file"]] = line
         rows[row["file"]] = row
     missing = [file for file in files if file not in rows]
