@@ -313,13 +313,12 @@ def _results_of_study_file(source) -> pd.DataFrame:
     """
     study = read_study(source)
     store = RunStore()
-    records = [store.read(config.run_id) for config in study_configs(study)]
-    present = [record for record in records if record is not None]
+    present = store.read_all([config.run_id for config in study_configs(study)])
     if not present:
         raise HmoeError(
             f"no run of {source} has a record in {store.folder}.", fix=f"`hmoe sweep {source}`."
         )
-    return frame_of(present, study.name)
+    return frame_of(list(present.values()), study.name)
 
 
 @public(source=object, store=Place)

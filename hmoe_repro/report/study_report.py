@@ -81,10 +81,12 @@ def collect_study(study, store: RunStore | None = None) -> tuple[list[Record], l
     """
     study = read_study(study)
     store = store or RunStore()
+    configs = study_configs(study)
+    present = store.read_all([config.run_id for config in configs], warn=True)
     records = []
     missing = []
-    for config in study_configs(study):
-        record = store.read_or_warn(config.run_id)
+    for config in configs:
+        record = present.get(config.run_id)
         if record is None:
             missing.append(f"{config} (run {config.run_id})")
         else:
