@@ -124,7 +124,7 @@ def _files_to_pack(
     if run_ids is not None:
         wanted = set(run_ids)
         folders = [folder for folder in folders if folder.name in wanted]
-    whole = store.statuses([folder.name for folder in sorted(folders)])
+    whole = store.statuses([folder.name for folder in sorted(folders)], warn=True)
     for folder in sorted(folders):
         run_id = folder.name
         if store.record_path(run_id).exists() and run_id not in whole:

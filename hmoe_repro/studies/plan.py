@@ -20,7 +20,7 @@ from ..training.store import RunStore
 # %% ../../nbs/06_studies/09_plan.ipynb #def-missing-runs
 def missing_runs(configs, store: RunStore) -> list[RunConfig]:
     """Return the runs without a complete record in a store. A damaged record counts as none."""
-    statuses = store.statuses([config.run_id for config in configs])
+    statuses = store.statuses([config.run_id for config in configs], warn=True)
     return [config for config in configs if statuses.get(config.run_id) != "complete"]
 
 # %% ../../nbs/06_studies/09_plan.ipynb #def-study-plan
