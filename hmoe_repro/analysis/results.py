@@ -24,6 +24,7 @@ import pandas as pd
 
 from ..algorithms import algorithm_names, get_algorithm
 from ..core.errors import HmoeError, Place, check_choice, public
+from ..core.file_index import gc_paused
 from ..core.files import expanded, repo_root, results_dir
 from ..core.seals import seal_fault
 from ..core.toml import package_toml
@@ -224,12 +225,13 @@ def frame_of(records: Sequence[Record], study: str = "") -> pd.DataFrame:
     rows = []
     nested = []
     record_of_row = []  # positions in `records`
-    for position, record in enumerate(records):
-        run = _run_columns(record, study)
-        nested.append(_nested_columns(record))
-        for mode in _mode_rows(record):
-            rows.append(run | mode)
-            record_of_row.append(position)
+    with gc_paused():
+        for position, record in enumerate(records):
+            run = _run_columns(record, study)
+            nested.append(_nested_columns(record))
+            for mode in _mode_rows(record):
+                rows.append(run | mode)
+                record_of_row.append(position)
     if not rows:
         return pd.DataFrame(columns=[*_FIRST, "record"])
     frame = pd.DataFrame(rows)
@@ -316,7 +318,8 @@ def _results_of_folder(folder: Path) -> pd.DataFrame:
         raise HmoeError(
             f"the folder {folder} has no runs.", fix="name one that `hmoe train` wrote."
         )
-    return frame_of(records)
+    with gc_paused():
+        return frame_of(records)
 
 
 def _results_of_study_file(source) -> pd.DataFrame:

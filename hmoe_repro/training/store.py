@@ -513,6 +513,22 @@ class RunStore:
                     warnings.warn(str(error), stacklevel=2)
         return found
 
+    def outlines_of(self, run_ids: Sequence[str], warn: bool = False) -> dict[str, Record]:
+        """Return run -> outline of those runs that have a record, as `read_all`."""
+        texts = {}
+        with gc_paused(), _RecordPass(self.folder, run_ids) as records_pass:
+            for run_id in dict.fromkeys(run_ids):
+                if not os.path.exists(records_pass.path(run_id)):
+                    continue
+                try:
+                    texts[run_id] = records_pass.entry(run_id).value
+                except HmoeError as error:
+                    if not warn:
+                        raise
+                    warnings.warn(str(error), stacklevel=2)
+            outlines = _parsed(list(texts.values()))
+        return dict(zip(texts, outlines))
+
     def read_all(self, run_ids: Sequence[str], warn: bool = False) -> dict[str, Record]:
         """Return run -> record of those runs that have one.
 
