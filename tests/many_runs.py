@@ -4,7 +4,7 @@ import copy
 import json
 from pathlib import Path
 
-from hmoe_repro.core.files import results_dir
+from hmoe_repro.core.files import repo_root
 from hmoe_repro.training.run_config import RunConfig
 from hmoe_repro.training.store import sealed_record
 
@@ -14,7 +14,7 @@ def many_records(count: int, study: str = "quick-digits"):
 
     Records of several algorithms take turns, so that groups of runs are as in a real study.
     """
-    lines = (results_dir() / f"{study}.jsonl").read_text().splitlines()
+    lines = (repo_root() / "results" / f"{study}.jsonl").read_text().splitlines()
     patterns = {}
     for line in lines:
         record = json.loads(line)
