@@ -1,4 +1,5 @@
-"""The index of a store is a cache: with it, without it and with a damaged one, answers are equal."""
+"""The index of a store is a cache: with it, without it and with a damaged one, answers are the
+same."""
 
 import json
 import os

@@ -242,7 +242,7 @@ _GAP = "  "  # between two columns
 
 
 def _rich_table(heads: list[str], rows: list[list[str]], widths: list[int] | None = None):
-    """Return a table of rich without lines. `widths` are those of its columns, by default fitted."""
+    """Return a table of rich without lines, with fitted columns or columns of these widths."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, show_header=bool(heads))

@@ -95,7 +95,7 @@ def _entry_of(row: tuple, version: str) -> IndexEntry | None:
     entry = IndexEntry(name, FileState(*numbers), digest, label, value)
     return entry if _seal_of_entry(entry, version) == seal else None
 
-# %% ../../nbs/00_core/16_file_index.ipynb #def-file-index
+# %% ../../nbs/00_core/16_file_index.ipynb #index-constants
 _TABLE = (
     "CREATE TABLE files (name TEXT PRIMARY KEY, size INTEGER, modified INTEGER, changed INTEGER, "
     "inode INTEGER, seen INTEGER, digest TEXT, label TEXT, value TEXT, seal TEXT)"
@@ -116,7 +116,7 @@ _UNAVAILABLE = {  # codes of errors that say nothing about the content of the fi
 _MOST_TEXT = 2**26  # bytes of a value
 _FEW = 200  # names that are looked up one by one
 
-
+# %% ../../nbs/00_core/16_file_index.ipynb #def-file-index
 class FileIndex:
     """Cache of what was computed from files. None of its methods raises an error of the cache.
 

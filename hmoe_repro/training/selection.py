@@ -441,7 +441,7 @@ def _known_modes(records: list[Record]) -> set[str]:
 
 
 def _selected_offer(run: Record, mode: str) -> dict:
-    """Return what `_offer` returns of an outline, whose record has selected by the training domains.
+    """Return the result of `_offer` for an outline, by what its record selected.
 
     Raises:
         HmoeError: if the run was not measured in this mode.
@@ -476,7 +476,7 @@ def _offer(run: Record, runs: list[Record], test_domain: str, rule: str, mode: s
         "hparams_seed": hparams_seed,
     }
 
-
+# %% ../../nbs/05_training/04_selection.ipynb #def-best-model
 def best_model(records: list[Record], test_domain: str, rule: str, mode: str) -> dict:
     """Return the result of `select_model`, whose arguments are not checked one by one."""
     check_choice(rule, RULES, "selection rule")

@@ -17,7 +17,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
@@ -316,7 +316,7 @@ def _parsed(texts: list[str]) -> list[Record]:
 
 # %% ../../nbs/05_training/06_store.ipynb #def-record-pass
 class _RecordPass:
-    """One pass over records of a store. It reads and checks what its index does not know.
+    """Pass over records of a store. It reads and checks what its index does not know.
 
     Args:
         folder: the folder of runs.
@@ -401,8 +401,88 @@ class _RecordPass:
         if len(self.known) >= _WORTH_AN_INDEX:
             self.index.update(self.changed)
 
+# %% ../../nbs/05_training/06_store.ipynb #def-many-records
+class _ManyRecords:
+    """Questions to a folder of runs about many records at a time."""
+
+    folder: Path
+
+    def scan(self) -> tuple[list[Record], list[str]]:
+        """Read all records.
+
+        Returns:
+            The readable ones, and an error message for each damaged one.
+        """
+        records = []
+        damaged = []
+        with gc_paused(), _RecordPass(self.folder) as records_pass:
+            for run_id in records_pass.run_ids():
+                try:
+                    records.append(records_pass.record(run_id))
+                except HmoeError as error:
+                    damaged.append(str(error))
+        return records, damaged
+
+    def outlines(self) -> tuple[list[Record], list[str]]:
+        """Return the outlines of all records: all but checkpoints and measurements with arrays.
+
+        A record that has not changed since it was checked is not read again.
+
+        Returns:
+            The outlines, and an error message for each damaged record.
+        """
+        texts = []
+        damaged = []
+        with gc_paused(), _RecordPass(self.folder) as records_pass:
+            for run_id in records_pass.run_ids():
+                try:
+                    texts.append(records_pass.entry(run_id).value)
+                except HmoeError as error:
+                    damaged.append(str(error))
+            outlines = _parsed(texts)
+        return outlines, damaged
+
+    def _each(self, read: Callable, run_ids: Sequence[str], warn: bool) -> dict[str, Any]:
+        """Return run -> result of `read`, a function of a pass and a run, as `read_all`."""
+        found = {}
+        with gc_paused(), _RecordPass(self.folder, run_ids) as records_pass:
+            for run_id in dict.fromkeys(run_ids):
+                if not os.path.exists(records_pass.path(run_id)):
+                    continue
+                try:
+                    found[run_id] = read(records_pass, run_id)
+                except HmoeError as error:
+                    if not warn:
+                        raise
+                    warnings.warn(str(error), stacklevel=3)
+        return found
+
+    def statuses(self, run_ids: Sequence[str], warn: bool = False) -> dict[str, str]:
+        """Return run -> status of those runs that have a record, as `read_all`."""
+        entries = self._each(_RecordPass.entry, run_ids, warn)
+        return {run_id: entry.label for run_id, entry in entries.items()}
+
+    def outlines_of(self, run_ids: Sequence[str], warn: bool = False) -> dict[str, Record]:
+        """Return run -> outline of those runs that have a record, as `read_all`."""
+        entries = self._each(_RecordPass.entry, run_ids, warn)
+        with gc_paused():
+            outlines = _parsed([entry.value for entry in entries.values()])
+        return dict(zip(entries, outlines))
+
+    def read_all(self, run_ids: Sequence[str], warn: bool = False) -> dict[str, Record]:
+        """Return run -> record of those runs that have one.
+
+        Args:
+            run_ids: ids of runs.
+            warn: whether a damaged record is left out with a warning.
+
+        Raises:
+            HmoeError: for the first damaged record, unless `warn`.
+        """
+        return self._each(_RecordPass.record, run_ids, warn)
+
 # %% ../../nbs/05_training/06_store.ipynb #def-runstore
-class RunStore:
+class RunStore(_ManyRecords):
     """Folder with one subfolder for each run. It is made when a run is written.
 
     Args:
@@ -462,95 +542,6 @@ class RunStore:
                 return present
             write_atomic(folder / "record.json", sealed_record(record))
         return record
-
-    def scan(self) -> tuple[list[Record], list[str]]:
-        """Read all records.
-
-        Returns:
-            The readable ones, and an error message for each damaged one.
-        """
-        records = []
-        damaged = []
-        with gc_paused(), _RecordPass(self.folder) as records_pass:
-            for run_id in records_pass.run_ids():
-                try:
-                    records.append(records_pass.record(run_id))
-                except HmoeError as error:
-                    damaged.append(str(error))
-        return records, damaged
-
-    def outlines(self) -> tuple[list[Record], list[str]]:
-        """Return the outlines of all records: all but checkpoints and measurements with arrays.
-
-        A record that has not changed since it was checked is not read again.
-
-        Returns:
-            The outlines, and an error message for each damaged record.
-        """
-        texts = []
-        damaged = []
-        with gc_paused(), _RecordPass(self.folder) as records_pass:
-            for run_id in records_pass.run_ids():
-                try:
-                    texts.append(records_pass.entry(run_id).value)
-                except HmoeError as error:
-                    damaged.append(str(error))
-            outlines = _parsed(texts)
-        return outlines, damaged
-
-    def statuses(self, run_ids: Sequence[str], warn: bool = False) -> dict[str, str]:
-        """Return run -> status of those runs that have a record, as `read_all`."""
-        found = {}
-        with gc_paused(), _RecordPass(self.folder, run_ids) as records_pass:
-            for run_id in dict.fromkeys(run_ids):
-                if not os.path.exists(records_pass.path(run_id)):
-                    continue
-                try:
-                    found[run_id] = records_pass.entry(run_id).label
-                except HmoeError as error:
-                    if not warn:
-                        raise
-                    warnings.warn(str(error), stacklevel=2)
-        return found
-
-    def outlines_of(self, run_ids: Sequence[str], warn: bool = False) -> dict[str, Record]:
-        """Return run -> outline of those runs that have a record, as `read_all`."""
-        texts = {}
-        with gc_paused(), _RecordPass(self.folder, run_ids) as records_pass:
-            for run_id in dict.fromkeys(run_ids):
-                if not os.path.exists(records_pass.path(run_id)):
-                    continue
-                try:
-                    texts[run_id] = records_pass.entry(run_id).value
-                except HmoeError as error:
-                    if not warn:
-                        raise
-                    warnings.warn(str(error), stacklevel=2)
-            outlines = _parsed(list(texts.values()))
-        return dict(zip(texts, outlines))
-
-    def read_all(self, run_ids: Sequence[str], warn: bool = False) -> dict[str, Record]:
-        """Return run -> record of those runs that have one.
-
-        Args:
-            run_ids: ids of runs.
-            warn: whether a damaged record is left out with a warning.
-
-        Raises:
-            HmoeError: for the first damaged record, unless `warn`.
-        """
-        records = {}
-        with gc_paused(), _RecordPass(self.folder, run_ids) as records_pass:
-            for run_id in dict.fromkeys(run_ids):
-                if not os.path.exists(records_pass.path(run_id)):
-                    continue
-                try:
-                    records[run_id] = records_pass.record(run_id)
-                except HmoeError as error:
-                    if not warn:
-                        raise
-                    warnings.warn(str(error), stacklevel=2)
-        return records
 
     @public
     def find(self, prefix: str) -> Record:
