@@ -139,16 +139,26 @@ def test_what_an_estimate_needs_is_what_the_whole_record_says(tmp_path, monkeypa
         write_study(copy, load_study(study), digest=True)
         published += copy.read_text().splitlines()
     monkeypatch.setenv("HMOE_RESULTS", str(tmp_path / "results"))
-    whole, names = list(map(json.loads, published)), ("config", "status", "wall_time_s")
+    whole = list(map(json.loads, published))
     store = RunStore(tmp_path / "runs")
     for record in whole[:3]:
         store.write(record | {"reason": 'it said "config": {"a": 1}, "environment": {}'})
     (store.path("cut") / "x").mkdir(parents=True)
     store.record_path("cut").write_text(published[0][:300])
-    found = [{name: one[name] for name in (*names, "environment")} for one in timings(store)]
-    for record in whole:
-        told = {name: record[name] for name in (*names, "environment")}
-        assert found.count(told) == 1 + (record in whole[:3])
+    decide = "algorithm dataset network resolution precision protocol steps".split()
+
+    def told(record):
+        config, machine = record["config"], record["environment"]
+        return (
+            *(config[name] for name in decide),
+            *(str(config["hparams"].get(name)) for name in ("batch_size", "seeds", "d2v_encoder")),
+            *(machine.get(name) for name in ("device", "device_name", "peak_memory_mb")),
+            record["status"],
+            record["wall_time_s"],
+        )
+
+    found = sorted(map(repr, map(told, timings(store))))
+    assert found == sorted(map(repr, map(told, [*whole, *whole[:3]])))
     assert len(found) == len(whole) + 3
 
 

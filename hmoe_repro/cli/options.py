@@ -237,6 +237,11 @@ for _title, _names in _PANELS.items():
 MANY_OPTIONS = 10  # of a command whose help has panels
 
 # %% ../../nbs/11_cli/01_options.ipynb #def-print-table
+def _cells(values) -> list[str]:
+    """Return values as texts that a terminal can print."""
+    return [printable(str(value)) for value in values]
+
+
 _LONG_TABLE = 200  # rows that rich formats in less than a tenth of a second
 _GAP = "  "  # between two columns
 
@@ -267,7 +272,7 @@ def _column_widths(console, heads: list[str], rows: list[list[str]]) -> list[int
     for cells in zip(*rows):
         distinct = set(cells)
         longest.append(max(distinct, key=cell_len))
-        parts = {word for cell in distinct for word in cell.split()}
+        parts = " ".join(distinct).split()
         words.append(max(parts, key=cell_len, default=""))
     table = _rich_table(heads, [longest, words])
     widths = table._calculate_column_widths(console, console.options)
@@ -313,8 +318,8 @@ def print_table(title: str, columns: list[str], rows: list[list]):
         force_jupyter=False,
     )
     console.print(title, style="italic", soft_wrap=True)
-    texts = [[printable(str(cell)) for cell in row] for row in rows]
-    heads = [printable(str(column)) for column in columns]
+    texts = [_cells(row) for row in rows]
+    heads = _cells(columns)
     if len(texts) <= _LONG_TABLE:
         console.print(_rich_table(heads, texts))
     else:

@@ -211,14 +211,22 @@ def _text(value) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-def _texts(dictionaries: pd.Series, without: Collection[str] = ()) -> pd.DataFrame:
+def _texts(
+    dictionaries: pd.Series,
+    only: Collection[str] | None = None,
+    without: Collection[str] = (),
+) -> pd.DataFrame:
     """Return dictionaries as rows of JSON texts, with missing values for missing names.
 
-    The names `without` are left out.
+    Args:
+        dictionaries: the dictionaries.
+        only: the names that are kept. None: all.
+        without: names that are left out.
     """
     rows = []
     for values in dictionaries:
-        rows.append({name: _text(v) for name, v in values.items() if name not in without})
+        names = values.keys() if only is None else only
+        rows.append({name: _text(values[name]) for name in names if name not in without})
     return pd.DataFrame(rows, dictionaries.index, dtype=object)
 
 
@@ -265,7 +273,7 @@ def _check_kind(table: pd.DataFrame, rule: str):
     """
     _check_equal("the runs", _kinds(table))
     columns = ["dataset_fingerprint", "algorithm_source", "algorithm_version"]
-    texts = table[columns].map(_text)
+    texts = _texts(table.fields, only=columns)
     hparams = _texts(table.hparams)
     own_splits = ~table.domainbed_compat.astype(bool)
     fingerprints = texts.loc[own_splits, ["dataset_fingerprint"]]
