@@ -209,7 +209,7 @@ def test_names_of_runs_are_remembered_until_something_else_may_be_true(tmp_path,
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "PACS").touch()
     assert [count("paper-pacs"), count("paper-pacs"), count()] == [1, 1, 0]
-    # What a file of one's own asks for may change at any time.
+    # Runs of a file of one's own are kept until it changes, unless they depend on other files.
     own = tmp_path / "own.toml"
     own.write_text("""title = "t"
 algorithms = ["ERM"]
@@ -218,6 +218,15 @@ test_domains = ["photo"]
 seeds = 1
 steps = 5
 """)
+    assert [count(own), count(own)] == [1, 0]
+    assert cached_configs(str(own), store) == configs_or_reason(str(own))
+    own.write_text(own.read_text().replace("steps = 5", "steps = 6"))
+    assert [count(own), count(own)] == [1, 0]
+    assert {config.steps for config in cached_configs(str(own), store)[0]} == {6}
+    (tmp_path / "mine.py").write_text(
+        "from hmoe_repro.algorithms.base import ERM\n\n\nclass Mine(ERM):\n    pass\n"
+    )
+    own.write_text(own.read_text().replace('"ERM"', f'"{tmp_path}/mine.py:Mine"'))
     assert [count(own), count(own)] == [1, 1]
 
 

@@ -212,9 +212,7 @@ def _text(value) -> str:
 
 
 def _texts(
-    dictionaries: pd.Series,
-    only: Collection[str] | None = None,
-    without: Collection[str] = (),
+    dictionaries: pd.Series, only: Collection[str] | None = None, without: Collection[str] = ()
 ) -> pd.DataFrame:
     """Return dictionaries as rows of JSON texts, with missing values for missing names.
 
@@ -227,7 +225,7 @@ def _texts(
     for values in dictionaries:
         names = values.keys() if only is None else only
         rows.append({name: _text(values[name]) for name in names if name not in without})
-    return pd.DataFrame(rows, dictionaries.index, dtype=object)
+    return pd.DataFrame(rows, dictionaries.index, only, dtype=object)
 
 
 def _kinds(table: pd.DataFrame) -> pd.DataFrame:
