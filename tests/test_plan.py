@@ -223,11 +223,11 @@ steps = 5
     own.write_text(own.read_text().replace("steps = 5", "steps = 6"))
     assert [count(own), count(own)] == [1, 0]
     assert {config.steps for config in cached_configs(str(own), store)[0]} == {6}
-    (tmp_path / "mine.py").write_text(
-        "from hmoe_repro.algorithms.base import ERM\n\n\nclass Mine(ERM):\n    pass\n"
-    )
-    own.write_text(own.read_text().replace('"ERM"', f'"{tmp_path}/mine.py:Mine"'))
-    assert [count(own), count(own)] == [1, 1]
+    plain = cached_configs(str(own), store)[0]
+    assert config_cache._follows_from_file(plain)
+    for other in ({"algorithm_source": "abc"}, {"splits": "abc"}, {"weights": "abc"}):
+        changed = plain[0].model_copy(update=other)
+        assert not config_cache._follows_from_file([*plain, changed])
 
 
 def test_a_part_of_a_study(tmp_path):

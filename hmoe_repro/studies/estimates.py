@@ -13,7 +13,7 @@ import math
 import os
 import statistics
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from ..core.environment import library_hash
 from ..core.errors import HmoeError
@@ -82,7 +82,7 @@ def _published_timing(line: bytes) -> dict | None:
     with contextlib.suppress(ValueError, RecursionError):
         record, intact = unsealed_record(line)
         if intact is not False and isinstance(record, dict):
-            return _timing_of(record)
+            return _timing_of(cast(Record, record))
     return None
 
 # %% ../../nbs/06_studies/08_estimates.ipynb #def-timings

@@ -303,7 +303,8 @@ def _index_version() -> str:
 
 def _outline_text(record: Record) -> str:
     """Return the outline of a record as JSON."""
-    outline = {name: record[name] for name in _OUTLINE if name in record}
+    fields: dict[str, Any] = {**record}
+    outline = {name: fields[name] for name in _OUTLINE if name in fields}
     return json.dumps(outline, separators=(",", ":"))
 
 
