@@ -212,7 +212,7 @@ def _text(value) -> str:
 
 
 def _texts(
-    dictionaries: pd.Series, only: Collection[str] | None = None, without: Collection[str] = ()
+    dictionaries: pd.Series, only: list[str] | None = None, without: Collection[str] = ()
 ) -> pd.DataFrame:
     """Return dictionaries as rows of JSON texts, with missing values for missing names.
 
