@@ -139,16 +139,26 @@ def test_what_an_estimate_needs_is_what_the_whole_record_says(tmp_path, monkeypa
         write_study(copy, load_study(study), digest=True)
         published += copy.read_text().splitlines()
     monkeypatch.setenv("HMOE_RESULTS", str(tmp_path / "results"))
-    whole, names = list(map(json.loads, published)), ("config", "status", "wall_time_s")
+    whole = list(map(json.loads, published))
     store = RunStore(tmp_path / "runs")
     for record in whole[:3]:
         store.write(record | {"reason": 'it said "config": {"a": 1}, "environment": {}'})
     (store.path("cut") / "x").mkdir(parents=True)
     store.record_path("cut").write_text(published[0][:300])
-    found = [{name: one[name] for name in (*names, "environment")} for one in timings(store)]
-    for record in whole:
-        told = {name: record[name] for name in (*names, "environment")}
-        assert found.count(told) == 1 + (record in whole[:3])
+    decide = "algorithm dataset network resolution precision protocol steps".split()
+
+    def told(record):
+        config, machine = record["config"], record["environment"]
+        return (
+            *(config[name] for name in decide),
+            *(str(config["hparams"].get(name)) for name in ("batch_size", "seeds", "d2v_encoder")),
+            *(machine.get(name) for name in ("device", "device_name", "peak_memory_mb")),
+            record["status"],
+            record["wall_time_s"],
+        )
+
+    found = sorted(map(repr, map(told, timings(store))))
+    assert found == sorted(map(repr, map(told, [*whole, *whole[:3]])))
     assert len(found) == len(whole) + 3
 
 
@@ -199,7 +209,7 @@ def test_names_of_runs_are_remembered_until_something_else_may_be_true(tmp_path,
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "PACS").touch()
     assert [count("paper-pacs"), count("paper-pacs"), count()] == [1, 1, 0]
-    # What a file of one's own asks for may change at any time.
+    # Runs of a file of one's own are kept until it changes, unless they depend on other files.
     own = tmp_path / "own.toml"
     own.write_text("""title = "t"
 algorithms = ["ERM"]
@@ -208,7 +218,16 @@ test_domains = ["photo"]
 seeds = 1
 steps = 5
 """)
-    assert [count(own), count(own)] == [1, 1]
+    assert [count(own), count(own)] == [1, 0]
+    assert cached_configs(str(own), store) == configs_or_reason(str(own))
+    own.write_text(own.read_text().replace("steps = 5", "steps = 6"))
+    assert [count(own), count(own)] == [1, 0]
+    assert {config.steps for config in cached_configs(str(own), store)[0]} == {6}
+    plain = cached_configs(str(own), store)[0]
+    assert config_cache._follows_from_file(plain)
+    for other in ({"algorithm_source": "abc"}, {"splits": "abc"}, {"weights": "abc"}):
+        changed = plain[0].model_copy(update=other)
+        assert not config_cache._follows_from_file([*plain, changed])
 
 
 def test_a_part_of_a_study(tmp_path):

@@ -269,6 +269,7 @@ def test_importing_every_module_changes_no_state_of_the_process():
 # Where a module changes something of the process, and why it may.
 CHANGES = {
     "core/determinism.py": {"os.environ.update"},  # set_determinism, asked for; begin_process: new
+    "core/file_index.py": {"gc.disable", "gc.enable"},  # gc_paused puts it back
     "core/seeds.py": {"random.seed", "np.random.seed", "torch.manual_seed", "np.random.set_state",
                       "random.setstate", "torch.set_rng_state"},  # what a run does, and undoes
     "core/devices.py": {"torch.set_num_threads"},  # single_thread puts it back
@@ -305,7 +306,7 @@ GLOBAL = (
     "sys.path", "logging.basicConfig", "logging.getLogger", "pd.set_option", "pandas.set_option",
     "register_optimizer_step_pre_hook", "register_optimizer_step_post_hook",
     "register_module_forward_hook", "patch.dict", "locale.setlocale", "sys.setrecursionlimit",
-    "sys.addaudithook",
+    "sys.addaudithook", "gc.disable", "gc.enable", "gc.freeze", "gc.set_",
 )  # fmt: skip
 READS = ("os.environ.get", "os.environ.items", "os.environ.copy", "plt.rc_context",
          "matplotlib.rc_context")  # fmt: skip

@@ -15,7 +15,7 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -23,16 +23,13 @@ import numpy as np
 import pandas as pd
 
 from ..algorithms import algorithm_names, get_algorithm
-from ..algorithms.hparams import omitted_defaults
 from ..core.errors import HmoeError, Place, check_choice, public
+from ..core.file_index import gc_paused
 from ..core.files import expanded, repo_root, results_dir
 from ..core.seals import seal_fault
 from ..core.toml import package_toml
-from ..method.hmoe import HMOE_MODES
-from ..method.toy_hmoe import TOY_OMITS
 from ..studies.studies import study_configs
 from ..studies.study_file import PROFILE_OF, read_study
-from ..training.protocols import parse_evaluate_option
 from ..training.run_config import TOY, RunConfig
 from hmoe_repro.training.selection import (
     Accuracies,
@@ -149,7 +146,7 @@ _NESTED = ("discovery", "clusters", "environment")
 _FIRST = ["study", "run_id", "status", "algorithm", "mode", "dataset", "network"]
 _FIRST += ["test_domain", "trial_seed", "accuracy", "validation_accuracy", "step"]
 _MEASURED = ["accuracy", "accuracy_in_domain", "validation_accuracy"]
-MODE_ORDER = ("default", *HMOE_MODES)
+MODE_ORDER = tuple(package_toml("metrics.toml")["modes"])
 
 
 def mode_rank(mode) -> int:
@@ -192,11 +189,30 @@ def _run_columns(record: Record, study: str) -> dict:
     return columns
 
 
-def _nested_columns(record: Record) -> dict[str, dict]:
-    """Return the nested parts of a record whose fields become columns named by their paths."""
-    nested = {name: record.get(name) or {} for name in _NESTED}
-    nested["hparams"] = record["config"].get("hparams", {})
-    return nested
+def _add_paths(columns: dict, prefix: str, values: Mapping, levels: int):
+    """Add the values of a nested dictionary to `columns`, each under its path 'a.b.c'.
+
+    Args:
+        columns: path -> value, which is extended.
+        prefix: path of the dictionary.
+        values: the dictionary.
+        levels: how many more levels are opened. Deeper dictionaries are values.
+    """
+    for name, value in values.items():
+        path = f"{prefix}.{name}"
+        if levels and isinstance(value, dict):
+            _add_paths(columns, path, value, levels - 1)
+        else:
+            columns[path] = value
+
+
+def _nested_columns(record: Record) -> dict[str, object]:
+    """Return the nested parts of a record as columns named by their paths."""
+    columns: dict[str, object] = {}
+    for name in _NESTED:
+        _add_paths(columns, name, record.get(name) or {}, levels=1)
+    _add_paths(columns, "hparams", record["config"].get("hparams", {}), levels=1)
+    return columns
 
 
 def frame_of(records: Sequence[Record], study: str = "") -> pd.DataFrame:
@@ -209,20 +225,20 @@ def frame_of(records: Sequence[Record], study: str = "") -> pd.DataFrame:
     rows = []
     nested = []
     record_of_row = []  # positions in `records`
-    for position, record in enumerate(records):
-        run = _run_columns(record, study)
-        nested.append(_nested_columns(record))
-        for mode in _mode_rows(record):
-            rows.append(run | mode)
-            record_of_row.append(position)
+    with gc_paused():
+        for position, record in enumerate(records):
+            run = _run_columns(record, study)
+            nested.append(_nested_columns(record))
+            for mode in _mode_rows(record):
+                rows.append(run | mode)
+                record_of_row.append(position)
     if not rows:
         return pd.DataFrame(columns=[*_FIRST, "record"])
     frame = pd.DataFrame(rows)
     columns = dict.fromkeys([*_FIRST, *frame, *_MEASURED])
     frame = frame.reindex(columns=list(columns))
     frame = frame.astype(dict.fromkeys(_MEASURED, float))
-    paths = pd.json_normalize(nested, max_level=2)
-    paths = paths.iloc[record_of_row].reset_index(drop=True)
+    paths = pd.DataFrame(nested).iloc[record_of_row].reset_index(drop=True)
     return pd.concat([frame, paths], axis=1)
 
 # %% ../../nbs/07_analysis/01_results.ipynb #def-metrics
@@ -302,7 +318,8 @@ def _results_of_folder(folder: Path) -> pd.DataFrame:
         raise HmoeError(
             f"the folder {folder} has no runs.", fix="name one that `hmoe train` wrote."
         )
-    return frame_of(records)
+    with gc_paused():
+        return frame_of(records)
 
 
 def _results_of_study_file(source) -> pd.DataFrame:
@@ -313,13 +330,12 @@ def _results_of_study_file(source) -> pd.DataFrame:
     """
     study = read_study(source)
     store = RunStore()
-    records = [store.read(config.run_id) for config in study_configs(study)]
-    present = [record for record in records if record is not None]
+    present = store.read_all([config.run_id for config in study_configs(study)])
     if not present:
         raise HmoeError(
             f"no run of {source} has a record in {store.folder}.", fix=f"`hmoe sweep {source}`."
         )
-    return frame_of(present, study.name)
+    return frame_of(list(present.values()), study.name)
 
 
 @public(source=object, store=Place)
@@ -416,6 +432,8 @@ def validation_cap(frame: pd.DataFrame) -> str:
     Args:
         frame: a frame of `results`, whose column `evaluate` holds the policies of evaluation.
     """
+    from hmoe_repro.training.protocols import parse_evaluate_option
+
     policies = frame.evaluate.dropna().unique() if "evaluate" in frame else []
     caps = {parse_evaluate_option(policy)[1] for policy in policies}
     numbers = sorted(cap for cap in caps if cap is not None)
@@ -585,6 +603,9 @@ def with_omitted_defaults(frame: pd.DataFrame) -> pd.DataFrame:
         A copy with the defaults of `omitted_defaults`, and of `TOY_OMITS` for runs of the toy.
         Rows of unknown algorithms are unchanged.
     """
+    from hmoe_repro.algorithms.hparams import omitted_defaults
+    from hmoe_repro.method.toy_hmoe import TOY_OMITS
+
     frame = frame.copy()
     defaults = {}
     for algorithm in frame.algorithm.unique():

@@ -372,9 +372,9 @@ def _records(configs: list[RunConfig], store: RunStore) -> list[Record]:
     Raises:
         HmoeError: if one does not exist.
     """
-    read = [store.read(config.run_id) for config in configs]
-    records = [record for record in read if record is not None]
-    absent = len(read) - len(records)
+    present = store.read_all([config.run_id for config in configs])
+    records = [present[config.run_id] for config in configs if config.run_id in present]
+    absent = len(configs) - len(records)
     if absent:
         cause = f"{plural(absent, 'run')} of {len(configs)} locked by another process, or stopped."
         raise HmoeError(cause, fix="call it again: finished runs are not trained again.")

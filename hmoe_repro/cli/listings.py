@@ -181,8 +181,8 @@ def runs_command(
     start = parse_since(since, datetime.now().astimezone()) if since else None
     columns = ["id", "algorithm", "data set", "test", "seed", "steps", "status"]
     columns += ["test accuracy (selected)", "seconds"]
-    records, damaged = RunStore().scan()
-    runs = [summary_of(record) for record in records]
+    outlines, damaged = RunStore().outlines()
+    runs = [summary_of(outline) for outline in outlines]
     if study:
         ids = _ids_of_study(study)
         runs = [run for run in runs if run.run_id in ids]
@@ -194,8 +194,8 @@ def runs_command(
         "status": status or [],
     }
     chosen = matching_runs(runs, patterns, start)
-    count = f"{len(chosen)} of " if len(chosen) < len(records) else ""
-    print_table(f"{count}{len(records)} runs", columns, [_run_row(run) for run in chosen])
+    count = f"{len(chosen)} of " if len(chosen) < len(outlines) else ""
+    print_table(f"{count}{len(outlines)} runs", columns, [_run_row(run) for run in chosen])
     for line in damaged:
         print(f"damaged: {printable(line)}", file=sys.stderr)
     if damaged:

@@ -271,6 +271,67 @@ for _title, _names in _PANELS.items():
 MANY_OPTIONS = 10  # of a command whose help has panels
 
 # %% ../../nbs/11_cli/01_options.ipynb #def-print-table
+def _cells(values) -> list[str]:
+    """Return values as texts that a terminal can print."""
+    return [printable(str(value)) for value in values]
+
+
+_LONG_TABLE = 200  # rows that rich formats in less than a tenth of a second
+_GAP = "  "  # between two columns
+
+
+def _rich_table(heads: list[str], rows: list[list[str]], widths: list[int] | None = None):
+    """Return a table of rich without lines, with fitted columns or columns of these widths."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, show_header=bool(heads))
+    for i in range(len(heads or rows[0])):
+        head = heads[i] if heads else ""
+        table.add_column(head, width=widths[i] if widths else None)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _column_widths(console, heads: list[str], rows: list[list[str]]) -> list[int]:
+    """Return the widths that rich gives the columns of a table.
+
+    They follow from the longest cell and the longest word of each column, so a table of these few
+    cells has the same widths.
+    """
+    from rich.cells import cell_len
+
+    longest = []
+    words = []
+    for cells in zip(*rows):
+        distinct = set(cells)
+        longest.append(max(distinct, key=cell_len))
+        parts = " ".join(distinct).split()
+        words.append(max(parts, key=cell_len, default=""))
+    table = _rich_table(heads, [longest, words])
+    widths = table._calculate_column_widths(console, console.options)
+    last = len(widths) - 1
+    sides = [(i > 0) + (i < last) for i in range(len(widths))]  # of a column with a gap
+    return [width - blanks for width, blanks in zip(widths, sides)]
+
+
+def _print_long_table(console, heads: list[str], rows: list[list[str]]):
+    """Print a table as rich does, but row by row. Rich wraps the rows that do not fit."""
+    widths = _column_widths(console, heads, rows)
+    console.print(_rich_table(heads, [], widths))
+    lines = []
+    for row in rows:
+        fits = all(len(c) <= width and c.isascii() for c, width in zip(row, widths))
+        if fits:
+            cells = [cell.ljust(width) for cell, width in zip(row, widths)]
+            lines.append(_GAP.join(cells))
+            continue
+        with console.capture() as captured:
+            console.print(_rich_table([], [row], widths))
+        lines.append(captured.get().rstrip("\n"))
+    print("\n".join(lines), flush=True)
+
+
 def print_table(title: str, columns: list[str], rows: list[list]):
     """Print a title on its own line, and a plain table.
 
@@ -280,13 +341,7 @@ def print_table(title: str, columns: list[str], rows: list[list]):
         rows: lists of cells, printed verbatim.
     """
     from rich.console import Console
-    from rich.table import Table
 
-    table = Table(box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(printable(str(column)))
-    for row in rows:
-        table.add_row(*[printable(str(cell)) for cell in row])
     terminal = sys.stdout.isatty()
     console = Console(
         width=None if terminal else 160,
@@ -297,7 +352,12 @@ def print_table(title: str, columns: list[str], rows: list[list]):
         force_jupyter=False,
     )
     console.print(title, style="italic", soft_wrap=True)
-    console.print(table)
+    texts = [_cells(row) for row in rows]
+    heads = _cells(columns)
+    if len(texts) <= _LONG_TABLE:
+        console.print(_rich_table(heads, texts))
+    else:
+        _print_long_table(console, heads, texts)
 
 
 def print_frame(title: str, frame):

@@ -72,7 +72,9 @@ if TYPE_CHECKING:  # at run time the import takes a second
     from hmoe_repro.training.selection import Record
 
 
-def _records(study, published, algorithms, dataset, settings) -> "list[Record]":
+def _records(
+    study, published, algorithms, dataset, settings, outlines: bool = False
+) -> "list[Record]":
     """Return records of the runs folder, of one study in it, or of a published study.
 
     Damaged records, and runs of a study without a record, are printed.
@@ -83,8 +85,11 @@ def _records(study, published, algorithms, dataset, settings) -> "list[Record]":
         algorithms: names of algorithms to keep. By default all are kept.
         dataset: name of a data set to keep. By default all are kept.
         settings: texts 'name=value'. Only runs with these settings are kept.
+        outlines: whether `RunStore.outlines` of the records in the runs folder are enough.
     """
-    from hmoe_repro.analysis.results import frame_of, load_study, records_of
+    import pandas as pd
+
+    from hmoe_repro.analysis.results import load_study
     from hmoe_repro.analysis.tables import narrow_results
     from hmoe_repro.report.study_report import absent_notes, collect_study
     from hmoe_repro.studies.filters import filter_runs
@@ -94,7 +99,9 @@ def _records(study, published, algorithms, dataset, settings) -> "list[Record]":
     if published:
         records = load_study(published)
     elif study:
-        records, _ = collect_study(study)
+        records, _ = collect_study(study, outlines=outlines)
+    elif outlines:
+        records, damaged = RunStore().outlines()
     else:
         records, damaged = RunStore().scan()
     for line in damaged:
@@ -102,8 +109,16 @@ def _records(study, published, algorithms, dataset, settings) -> "list[Record]":
     if study or published:
         for line in absent_notes(study or published, records, algorithms, dataset, settings):
             print(printable(line))
-    frame = narrow_results(frame_of(records), algorithms, dataset)
-    return filter_runs(records_of(frame), settings or [])
+    frame = pd.DataFrame({"record": pd.Series(records, dtype=object)})
+    for column, name in (
+        ("algorithm", "algorithm"),
+        ("dataset", "dataset"),
+        ("test_domain", "test_domains"),
+    ):
+        values = [record["config"][name] for record in records]
+        frame[column] = pd.Series(values, dtype=object)
+    frame = narrow_results(frame, algorithms, dataset)
+    return filter_runs(frame.record.tolist(), settings or [])
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-select
 def select_command(
@@ -138,9 +153,10 @@ def select_command(
 
     if output:
         keep_existing(output, overwrite=overwrite)
-    records = _records(study_in_store, study, algorithm, dataset, where)
     if rule is None:
         rule = read_study(study_in_store).rule if study_in_store else "training-domain"
+    by_training_domain = rule == "training-domain"  # needs no other checkpoint than the selected
+    records = _records(study_in_store, study, algorithm, dataset, where, by_training_domain)
     tables, refused, chosen = selected_tables(records, rule, n_hparams)
     for title, table, notes in tables:
         print_frame(f"{title} by {rule}, percent", table)

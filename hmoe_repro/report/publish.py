@@ -22,11 +22,8 @@ def _complete_runs(study: str, run_ids: list[str], store: RunStore) -> list[str]
     Raises:
         HmoeError: if no run is complete, or if a published run is not complete in the store.
     """
-    complete = []
-    for run_id in run_ids:
-        record = store.read(run_id)
-        if record and record["status"] == "complete":
-            complete.append(run_id)
+    statuses = store.statuses(run_ids)
+    complete = [run_id for run_id in run_ids if statuses.get(run_id) == "complete"]
     file = results_dir() / f"{study}.jsonl"
     published = set(results(study).run_id) if file.exists() else set()
     lost = sorted(published.intersection(run_ids).difference(complete))

@@ -66,12 +66,15 @@ def _name_in_commands(study) -> str:
     return study.name if study.name in STUDIES else study.file.name
 
 
-def collect_study(study, store: RunStore | None = None) -> tuple[list[Record], list[str]]:
+def collect_study(
+    study, store: RunStore | None = None, outlines: bool = False
+) -> tuple[list[Record], list[str]]:
     """Collect the records of a study from a store.
 
     Args:
         study: as in `read_study`.
         store: the folder of runs. Default: HMOE_RUNS, or `runs/`.
+        outlines: whether `RunStore.outlines` of the records are enough.
 
     Returns:
         (the records, a line for each run without a record). A damaged record counts as missing.
@@ -81,10 +84,13 @@ def collect_study(study, store: RunStore | None = None) -> tuple[list[Record], l
     """
     study = read_study(study)
     store = store or RunStore()
+    configs = study_configs(study)
+    read = store.outlines_of if outlines else store.read_all
+    present = read([config.run_id for config in configs], warn=True)
     records = []
     missing = []
-    for config in study_configs(study):
-        record = store.read_or_warn(config.run_id)
+    for config in configs:
+        record = present.get(config.run_id)
         if record is None:
             missing.append(f"{config} (run {config.run_id})")
         else:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..core.environment import library_hash, versions
 from ..core.errors import HmoeError
-from ..core.files import data_dir, ensure_writable, write_atomic
+from ..core.files import data_dir, ensure_writable, expanded, read_bytes, write_atomic
 from .studies import configs_or_reason
 from .study_file import STUDIES, read_study
 from ..training.run_config import TOY, RunConfig
@@ -42,7 +42,33 @@ def _uses_files(study: str) -> bool:
     names = set()
     for runs in read_study(study).runs:
         names.update(runs.datasets)
-    return any(DATASETS[name].files for name in names - {TOY})
+    return any(name not in DATASETS or DATASETS[name].files for name in names - {TOY})
+
+
+def _saved_at(study: str, store: RunStore) -> tuple[Path, str]:
+    """Return the file for the configurations of a study, and the digest of the study's own file.
+
+    The digest is empty for a study of the library, whose file is part of the state.
+
+    Raises:
+        HmoeError: if the study's file cannot be read.
+        OSError: likewise.
+    """
+    folder = store.folder / "plans"
+    if study in STUDIES:
+        return folder / f"{study}.json", ""
+    path = expanded(study).absolute()
+    content = read_bytes(path)
+    name = hashlib.sha256(str(path).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    return folder / f"file-{name}.json", hashlib.sha256(content).hexdigest()
+
+
+def _follows_from_file(configs) -> bool:
+    """Return whether the runs of a study file depend on no other file of the user."""
+    for config in configs or ():
+        if config.algorithm_source or config.splits or config.weights or config.images:
+            return False
+    return configs is not None
 
 
 def _read_saved(path: Path, state: list, without_data: bool):
@@ -63,21 +89,25 @@ def cached_configs(
     """Return `configs_or_reason` of a study, from a file next to the store if that is valid.
 
     Args:
-        study: a name, or the path of a file. Only studies of the library are saved.
-        store: its folder has the file, `plans/<study>.json`. It becomes invalid with another
-            version of the library or its packages, and if the data may have changed.
+        study: a name, or the path of a file. The runs of a file are saved if they depend on no
+            other file of the user, such as an algorithm's.
+        store: its folder has the file in `plans/`. It becomes invalid with another version of the
+            library or its packages, and if the study's file or the data may have changed.
     """
-    if study not in STUDIES:
+    try:
+        path, digest = _saved_at(study, store)
+    except (HmoeError, OSError, ValueError):
         return configs_or_reason(study)
-    path = store.folder / "plans" / f"{study}.json"
-    state = _state(data_dir())
+    state = [*_state(data_dir()), digest]
     without_data = not any(data_dir().glob("*"))
     saved = _read_saved(path, state, without_data)
     if saved:
         return saved
     configs, reason = configs_or_reason(study)
+    if digest and not _follows_from_file(configs):
+        return configs, reason
     uses_files = _uses_files(study)
-    if without_data or not uses_files:
+    if not uses_files or (without_data and not digest):
         to_save = {"state": state, "data": uses_files, "configs": None, "reason": None}
         if configs is not None:
             to_save["configs"] = [config.to_dict() for config in configs]

@@ -7,14 +7,20 @@ __all__ = ['JOBS_ON_GPU', 'comparable_records', 'timings', 'Measured', 'measured
 
 # %% ../../nbs/06_studies/08_estimates.ipynb #imports
 import contextlib
+import hashlib
+import json
 import math
 import os
 import statistics
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, cast
 
+from ..core.environment import library_hash
 from ..core.errors import HmoeError
+from ..core.file_index import FileIndex, FileState, IndexEntry, file_state, gc_paused
 from ..core.files import read_bytes, results_dir
 from ..training.run_config import RunConfig
+from ..training.selection import Record
 from ..training.store import RunStore, unsealed_record, verify_studies
 
 # %% ../../nbs/06_studies/08_estimates.ipynb #def-comparable
@@ -36,27 +42,121 @@ def comparable_records(records: list[dict], environment: dict) -> list[dict]:
             comparable.append(record)
     return comparable
 
-# %% ../../nbs/06_studies/08_estimates.ipynb #def-timings
+# %% ../../nbs/06_studies/08_estimates.ipynb #def-timing-of
 _NEEDED = ("config", "status", "wall_time_s", "environment")
+_TIMES_FILE = ".published.sqlite"  # in the folder of runs: index of the published times
+_CONFIG = "algorithm dataset network resolution precision protocol steps".split()
+_HPARAMS = ("batch_size", "seeds", "d2v_encoder")
+_ENVIRONMENT = ("device", "device_name", "peak_memory_mb")
 
 
-def _timing_of(text: bytes, published: bool) -> dict | None:
-    """Return the fields of a record that an estimate needs, or None if the record is damaged.
+def _of_kind(config: dict) -> dict:
+    """Return the settings of a configuration that decide how much work a run is."""
+    kept = {name: config[name] for name in _CONFIG}
+    hparams = config["hparams"]
+    kept["hparams"] = {name: hparams[name] for name in _HPARAMS if name in hparams}
+    return kept
 
-    Args:
-        text: the record as JSON.
-        published: whether it is in a file of published records, whose digest is in `SHA256SUMS`.
-            Only there a record may lack its own digest.
-    """
+
+def _timing_of(record: Record) -> dict | None:
+    """Return the fields of a record that an estimate needs, or None if they are damaged."""
     with contextlib.suppress(Exception):  # a damaged record may raise anything
-        record, intact = unsealed_record(text)
-        if not intact and not (published and intact is None):
-            return None
-        timing = {name: record.get(name) for name in _NEEDED}
+        made_in = record.get("environment") or {}
+        timing = {
+            "config": _of_kind(record["config"]),
+            "status": record["status"],
+            "wall_time_s": record.get("wall_time_s"),
+            "environment": {name: made_in[name] for name in _ENVIRONMENT if name in made_in},
+        }
         measured_kinds([timing])  # raises if a field is missing or of another type
         if math.isfinite(timing["wall_time_s"] or 0):
             return timing
     return None
+
+
+def _published_timing(line: bytes) -> dict | None:
+    """Return the timing in a line of a published study, or None if the line is damaged.
+
+    Such a record may lack its own digest, because its file is listed in `SHA256SUMS`.
+    """
+    with contextlib.suppress(ValueError, RecursionError):
+        record, intact = unsealed_record(line)
+        if intact is not False and isinstance(record, dict):
+            return _timing_of(cast(Record, record))
+    return None
+
+# %% ../../nbs/06_studies/08_estimates.ipynb #def-timings
+def _packed(timed: list[dict]) -> str:
+    """Return timings as a short text: equal parts are written once."""
+    parts = {}  # text of a part -> its number
+    runs = []
+    for timing in timed:
+        texts = [json.dumps(timing[name]) for name in ("config", "status", "environment")]
+        numbers = [parts.setdefault(text, len(parts)) for text in texts]
+        runs.append([*numbers, timing["wall_time_s"]])
+    return f'{{"parts": [{", ".join(parts)}], "runs": {json.dumps(runs)}}}'
+
+
+def _unpacked(text: str) -> list[dict]:
+    """Return the timings in a text of `_packed`."""
+    packed = json.loads(text)
+    parts = packed["parts"]
+    timed = []
+    for config, status, made_in, seconds in packed["runs"]:
+        values = (parts[config], parts[status], seconds, parts[made_in])
+        timed.append(dict(zip(_NEEDED, values)))
+    return timed
+
+
+def _read_study(path: Path, state: FileState, known: IndexEntry | None) -> IndexEntry:
+    """Return the entry of a published study, whose file is read.
+
+    Args:
+        path: the file.
+        state: its state before it is read.
+        known: an entry that may be that of another content, or None.
+
+    Raises:
+        HmoeError: if the file is too large.
+    """
+    content = read_bytes(path)
+    digest = hashlib.sha256(content).hexdigest()
+    if known is not None and known.digest == digest:
+        return known._replace(state=state)
+    timed = [_published_timing(line) for line in content.splitlines()]
+    text = _packed([timing for timing in timed if timing is not None])
+    return IndexEntry(str(path), state, digest, "", text)
+
+
+def _published_timings(folder: Path, index: FileIndex) -> list[dict]:
+    """Return the timings of all published records, from the index where it is valid.
+
+    Raises:
+        HmoeError: as `verify_studies`.
+    """
+    known = index.entries()
+    changed = []
+    digests = {}
+    texts = []
+    for path in sorted(folder.glob("*.jsonl")):
+        state = file_state(path)
+        entry = known.get(str(path))
+        if state is None:  # a special file
+            continue
+        if entry is None or not state.proves(entry.state):
+            try:
+                entry = _read_study(path, state, entry)
+            except (HmoeError, OSError):
+                continue
+            changed.append(entry)
+        digests[path] = entry.digest
+        texts.append(entry.value)
+    verify_studies(folder, digests)
+    index.update(changed)
+    timed = []
+    for text in texts:
+        timed += _unpacked(text)
+    return timed
 
 
 def timings(store: RunStore) -> list[dict]:
@@ -65,22 +165,18 @@ def timings(store: RunStore) -> list[dict]:
     Damaged records are left out here. The commands that read them refuse them.
 
     Returns:
-        Dictionaries of config, status, wall_time_s and environment.
+        Dictionaries of config, status, wall_time_s and environment, with the settings that decide
+        how much work a run is.
 
     Raises:
         HmoeError: as `verify_studies`, for published records.
     """
-    verify_studies(results_dir())
-    own_files = store.folder.glob("*/record.json")
-    published_files = results_dir().glob("*.jsonl")
-    timed = []
-    for file in sorted([*own_files, *published_files]):
-        published = file.suffix == ".jsonl"
-        with contextlib.suppress(HmoeError, OSError):
-            text = read_bytes(file)
-            lines = text.splitlines() if published else [text]
-            timed += [_timing_of(line, published) for line in lines]
-    return [timing for timing in timed if timing is not None]
+    index = FileIndex(store.folder / _TIMES_FILE, f"{library_hash()}, times 1")
+    with gc_paused():
+        outlines, _ = store.outlines()
+        own = [_timing_of(outline) for outline in outlines]
+        published = _published_timings(results_dir(), index)
+    return [timing for timing in own if timing is not None] + published
 
 # %% ../../nbs/06_studies/08_estimates.ipynb #def-estimate
 def _kind(config: dict) -> tuple:

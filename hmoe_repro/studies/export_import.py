@@ -120,13 +120,14 @@ def _files_to_pack(
         weights: as in `_files`.
         arrays: as in `_files`.
     """
-    for folder in sorted(store.folder.glob("?" * 12)):
+    folders = [path for path in store.folder.glob("?" * 12) if re.fullmatch(_RUN, path.name)]
+    if run_ids is not None:
+        wanted = set(run_ids)
+        folders = [folder for folder in folders if folder.name in wanted]
+    whole = store.statuses([folder.name for folder in sorted(folders)], warn=True)
+    for folder in sorted(folders):
         run_id = folder.name
-        if not re.fullmatch(_RUN, run_id):
-            continue
-        if run_ids is not None and run_id not in run_ids:
-            continue
-        if store.record_path(run_id).exists() and not store.read_or_warn(run_id):
+        if store.record_path(run_id).exists() and run_id not in whole:
             continue
         try:
             check_files(folder, f"run {run_id}")

@@ -20,12 +20,8 @@ from ..training.store import RunStore
 # %% ../../nbs/06_studies/09_plan.ipynb #def-missing-runs
 def missing_runs(configs, store: RunStore) -> list[RunConfig]:
     """Return the runs without a complete record in a store. A damaged record counts as none."""
-    missing = []
-    for config in configs:
-        record = store.read_or_warn(config.run_id)
-        if record is None or record.get("status") != "complete":
-            missing.append(config)
-    return missing
+    statuses = store.statuses([config.run_id for config in configs], warn=True)
+    return [config for config in configs if statuses.get(config.run_id) != "complete"]
 
 # %% ../../nbs/06_studies/09_plan.ipynb #def-study-plan
 class StudyPlan(NamedTuple):

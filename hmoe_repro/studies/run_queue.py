@@ -51,13 +51,8 @@ class Outcomes(dict):
 
     def records(self) -> list[Record]:
         """Return the records of the runs that are complete or failed."""
-        records = []
-        for run_id, outcome in self.items():
-            if outcome.status in ("complete", "failed"):
-                record = self.store.read(run_id)
-                if record:
-                    records.append(record)
-        return records
+        ended = [i for i, outcome in self.items() if outcome.status in ("complete", "failed")]
+        return list(self.store.read_all(ended).values())
 
     def summary(self) -> str:
         """Return one line that counts the runs with each status."""

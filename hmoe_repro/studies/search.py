@@ -6,10 +6,11 @@
 __all__ = ['rank', 'search_configs', 'only_algorithms', 'split_into_tables', 'hparams_note', 'select_by_rule', 'not_held_out']
 
 # %% ../../nbs/06_studies/06_search.ipynb #imports
+import functools
 import itertools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import pandas as pd
 
@@ -26,7 +27,7 @@ from ..data.registry import DATASETS
 from .filters import run_fields
 from ..training.protocols import parse_evaluate_option
 from ..training.run_config import RunConfig
-from ..training.selection import RULES, Record, select_model
+from ..training.selection import RULES, Record, best_model
 
 # %% ../../nbs/06_studies/06_search.ipynb #def-rank
 def rank(algorithm: str) -> tuple:
@@ -195,12 +196,36 @@ def _run_table(records: list[Record]) -> pd.DataFrame:
     return table.assign(drawn_for=table.trial_seed.where(table.hparams_seed > 0, 0))
 
 
-def _texts(dictionaries: pd.Series) -> pd.DataFrame:
-    """Return dictionaries as rows of JSON texts, with missing values for missing names."""
+@functools.lru_cache(2**14, typed=True)
+def _text_of_scalar(value) -> str:
+    """Return a text, a number or None as JSON. Runs of a study have few different ones."""
+    return json.dumps(value)
+
+
+def _text(value) -> str:
+    """Return a value as JSON, in which equal values are equal texts."""
+    if value is None or isinstance(value, (str, int)):
+        return _text_of_scalar(value)
+    if isinstance(value, float) and value:  # 0.0 and -0.0 are equal and have two texts
+        return _text_of_scalar(value)
+    return json.dumps(value, sort_keys=True)
+
+
+def _texts(
+    dictionaries: pd.Series, only: list[str] | None = None, without: Collection[str] = ()
+) -> pd.DataFrame:
+    """Return dictionaries as rows of JSON texts, with missing values for missing names.
+
+    Args:
+        dictionaries: the dictionaries.
+        only: the names that are kept. None: all.
+        without: names that are left out.
+    """
     rows = []
     for values in dictionaries:
-        rows.append({name: json.dumps(v, sort_keys=True) for name, v in values.items()})
-    return pd.DataFrame(rows, dictionaries.index, dtype=object)
+        names = values.keys() if only is None else only
+        rows.append({name: _text(values[name]) for name in names if name not in without})
+    return pd.DataFrame(rows, dictionaries.index, only, dtype=object)
 
 
 def _kinds(table: pd.DataFrame) -> pd.DataFrame:
@@ -208,7 +233,7 @@ def _kinds(table: pd.DataFrame) -> pd.DataFrame:
 
     Runs of DMG's protocol share epochs instead of updates.
     """
-    kinds = _texts(table.fields).drop(columns=_MAY_VARY, errors="ignore")
+    kinds = _texts(table.fields, without=_MAY_VARY)
     kinds.loc[table.protocol == "dmg", ["steps", "checkpoint_frequency"]] = None
     return kinds
 
@@ -232,6 +257,12 @@ def _check_equal(subject: str, texts: pd.DataFrame):
         )
 
 
+def _groups(texts: pd.DataFrame, keys, sort: bool = False):
+    """Return the groups of rows with equal keys, as of `groupby`, or none if no group varies."""
+    numbers = texts.fillna("").groupby(keys, sort=sort).nunique()
+    return texts.groupby(keys, sort=sort) if (numbers > 1).to_numpy().any() else []
+
+
 def _check_kind(table: pd.DataFrame, rule: str):
     """`HmoeError` if runs of one table differ in a setting that they should share.
 
@@ -239,18 +270,20 @@ def _check_kind(table: pd.DataFrame, rule: str):
     one more domain.
     """
     _check_equal("the runs", _kinds(table))
-    texts = _texts(table.fields)
+    columns = ["dataset_fingerprint", "algorithm_source", "algorithm_version"]
+    texts = _texts(table.fields, only=columns)
     hparams = _texts(table.hparams)
     own_splits = ~table.domainbed_compat.astype(bool)
-    for seed, subset in texts[own_splits].groupby(table.trial_seed):
-        _check_equal(f"runs with trial seed {seed}", subset[["dataset_fingerprint"]])
-    for algorithm, subset in texts.groupby(table.algorithm, sort=False):
-        columns = ["algorithm_source", "algorithm_version"]
-        _check_equal(f"runs of {algorithm}", subset[columns])
+    fingerprints = texts.loc[own_splits, ["dataset_fingerprint"]]
+    for seed, subset in _groups(fingerprints, table.trial_seed[own_splits], sort=True):
+        _check_equal(f"runs with trial seed {seed}", subset)
+    code = texts[["algorithm_source", "algorithm_version"]]
+    for algorithm, subset in _groups(code, table.algorithm):
+        _check_equal(f"runs of {algorithm}", subset)
     keys = [table.algorithm, table.hparams_seed, table.drawn_for]
     if rule != "leave-one-domain-out":
         keys.append(table.held_out)
-    for (algorithm, draw, *_), subset in hparams.groupby(keys, sort=False):
+    for (algorithm, draw, *_), subset in _groups(hparams, keys):
         _check_equal(f"runs of {algorithm} with draw {draw}", subset)
 
 
@@ -324,11 +357,13 @@ def hparams_note(records: list[Record]) -> list[str]:
     return [f"settings differ between test domains: {'; '.join(algorithms)}"]
 
 # %% ../../nbs/06_studies/06_search.ipynb #def-cell
-def _cell(runs: pd.DataFrame, test_domain: str, rule: str, draws: int) -> tuple[list[dict], dict]:
+def _cell(
+    by_draw: Mapping[int, list[Record]], test_domain: str, rule: str, draws: int
+) -> tuple[list[dict], dict]:
     """Choose a run and a checkpoint for one cell of a table.
 
     Args:
-        runs: rows of `_run_table` of one algorithm and trial seed.
+        by_draw: draw -> records of runs of one algorithm and trial seed.
         test_domain: the test domain of the cell.
         rule: the selection rule.
         draws: the expected number of draws.
@@ -340,10 +375,10 @@ def _cell(runs: pd.DataFrame, test_domain: str, rule: str, draws: int) -> tuple[
     usable = {}
     lacking = {}
     for draw in range(draws):
-        records = runs[runs.hparams_seed == draw].record.tolist()
+        records = by_draw.get(draw, [])
         mode = next(iter(records[0]["selected"])) if records else "default"
         try:
-            select_model(records, test_domain, rule, mode)
+            best_model(records, test_domain, rule, mode)
         except HmoeError as error:
             lacking.setdefault(str(error), []).append(draw)
         else:
@@ -353,7 +388,7 @@ def _cell(runs: pd.DataFrame, test_domain: str, rule: str, draws: int) -> tuple[
     first = next(iter(usable.values()))
     rows = []
     for mode in first["selected"]:
-        chosen = select_model(list(usable.values()), test_domain, rule, mode)
+        chosen = best_model(list(usable.values()), test_domain, rule, mode)
         row = {
             "algorithm": first["config"]["algorithm"],
             "mode": mode,
@@ -412,10 +447,15 @@ def select_by_rule(
     algorithms = sorted(table.algorithm.unique(), key=rank)
     test_domains = sorted(table.held_out[table.test_domains.str.len() == 1].unique())
     trial_seeds = sorted(table.trial_seed.unique())
+    by_group = {}  # (algorithm, trial seed) -> draw -> records
+    columns = (runs.algorithm, runs.trial_seed, runs.hparams_seed, runs.record)
+    for algorithm, seed, draw, record in zip(*columns):
+        by_draw = by_group.setdefault((algorithm, seed), {})
+        by_draw.setdefault(draw, []).append(record)
     rows = []
     for algorithm, test_domain, seed in itertools.product(algorithms, test_domains, trial_seeds):
-        subset = runs[(runs.algorithm == algorithm) & (runs.trial_seed == seed)]
-        rows_of_cell, lacking = _cell(subset, test_domain, rule, draws)
+        by_draw = by_group.get((algorithm, seed), {})
+        rows_of_cell, lacking = _cell(by_draw, test_domain, rule, draws)
         rows += rows_of_cell
         for reason, missing in lacking.items():
             missing_draws = f"draw {', '.join(map(str, missing))} of {draws}"

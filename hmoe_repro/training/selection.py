@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Accuracies', 'RuleName', 'RULES', 'Checkpoint', 'Selected', 'InDomain', 'Record', 'validation_accuracy',
            'test_accuracy', 'training_domain_validation', 'in_domain_accuracy', 'protocol_name', 'selection_mode_of',
-           'differing_selection', 'select_model']
+           'differing_selection', 'best_model', 'select_model']
 
 # %% ../../nbs/05_training/04_selection.ipynb #imports
 import functools
@@ -430,6 +430,9 @@ def _known_modes(records: list[Record]) -> set[str]:
     """Return the inference modes that were measured at the first checkpoints of some runs."""
     modes = set()
     for record in records:
+        if "checkpoints" not in record:  # an outline
+            modes |= set(record["selected"])
+            continue
         for checkpoint in record["checkpoints"][:1]:
             for splits in checkpoint["accuracies"].values():
                 for accuracies in splits.values():
@@ -437,8 +440,31 @@ def _known_modes(records: list[Record]) -> set[str]:
     return modes
 
 
+def _selected_offer(run: Record, mode: str) -> dict:
+    """Return the result of `_offer` for an outline, by what its record selected.
+
+    Raises:
+        HmoeError: if the run was not measured in this mode.
+    """
+    scores = run["selected"].get(mode)
+    if scores is None:
+        raise HmoeError(
+            f"run {run['run_id']} has no accuracy in mode {mode}.",
+            fix="compare runs with the same inference modes.",
+        )
+    return {
+        "run_id": run["run_id"],
+        "validation": scores["validation_accuracy"],
+        "step": scores["step"],
+        "test_accuracy": scores["test_accuracy"],
+    }
+
+
 def _offer(run: Record, runs: list[Record], test_domain: str, rule: str, mode: str) -> dict:
     """Return the best checkpoint of a run by a rule, in the form of `select_model`."""
+    hparams_seed = run["config"].get("hparams_seed", 0)
+    if rule == RULES[0] and "checkpoints" not in run:
+        return _selected_offer(run, mode) | {"hparams_seed": hparams_seed}
     checkpoints, scores = _SCORERS[rule](run, runs, test_domain, mode)
     best_score = max(scores)
     best = checkpoints[scores.index(best_score)]
@@ -447,31 +473,12 @@ def _offer(run: Record, runs: list[Record], test_domain: str, rule: str, mode: s
         "validation": best_score,
         "step": best["step"],
         "test_accuracy": _accuracy(run, best, test_domain, "in", mode),
-        "hparams_seed": run["config"].get("hparams_seed", 0),
+        "hparams_seed": hparams_seed,
     }
 
-
-@public(records=list[dict])
-def select_model(
-    records: list[Record], test_domain: str, rule: str = "training-domain", mode: str = "default"
-) -> dict:
-    """Select a run and a checkpoint for a test domain by a rule (DomainBed, model_selection).
-
-    Args:
-        records: complete runs of one algorithm, data set and trial seed, with any number of
-            hyper-parameter seeds.
-        test_domain: name of the test domain.
-        rule: one of `RULES`.
-        mode: the inference mode.
-
-    Returns:
-        {run_id, step, validation, test_accuracy, hparams_seed}. The rule chose by the score
-        'validation'.
-
-    Raises:
-        HmoeError: for an unknown rule or mode, for runs of two protocols, and for runs or
-            accuracies that the rule lacks.
-    """
+# %% ../../nbs/05_training/04_selection.ipynb #def-best-model
+def best_model(records: list[Record], test_domain: str, rule: str, mode: str) -> dict:
+    """Return the result of `select_model`, whose arguments are not checked one by one."""
     check_choice(rule, RULES, "selection rule")
     _refuse_protocols(records, rule)
     modes = _known_modes(records)
@@ -491,3 +498,28 @@ def select_model(
             fix=f"train one (`hmoe train --test-domain {test_domain}`).",
         )
     return max(offers, key=lambda offer: (offer["validation"], offer["hparams_seed"]))
+
+
+@public(records=list[dict])
+def select_model(
+    records: list[Record], test_domain: str, rule: str = "training-domain", mode: str = "default"
+) -> dict:
+    """Select a run and a checkpoint for a test domain by a rule (DomainBed, model_selection).
+
+    Args:
+        records: complete runs of one algorithm, data set and trial seed, with any number of
+            hyper-parameter seeds. For the rule 'training-domain', outlines (`RunStore.outlines`)
+            are enough.
+        test_domain: name of the test domain.
+        rule: one of `RULES`.
+        mode: the inference mode.
+
+    Returns:
+        {run_id, step, validation, test_accuracy, hparams_seed}. The rule chose by the score
+        'validation'.
+
+    Raises:
+        HmoeError: for an unknown rule or mode, for runs of two protocols, and for runs or
+            accuracies that the rule lacks.
+    """
+    return best_model(records, test_domain, rule, mode)
