@@ -156,8 +156,8 @@ def test_images_without_a_group_to_read_may_be_listed(tmp_path):
         ("b/4.png,group 2", 'b/4.png,"a\nb"', "line 6", "cannot be shown"),
         ("b/4.png,group 2", "b/4.png,Group 1", "edited.csv", "differ only in case"),
         ("b/4.png,group 2\n", "", "edited.csv", "no line for 1 image: b/4.png"),
-        ("file,group", "file,groups", "edited.csv", "0 columns with the name group"),
-        ("file,group", "file,file", "edited.csv", "2 columns with the name file"),
+        ("file,group", "file,groups", "edited.csv", "no column group"),
+        ("file,group", "file,group,file", "edited.csv", "two columns file"),
     ],
 )
 def test_a_wrong_table_is_refused_with_the_line(tmp_path, old, new, place, said):

@@ -16,10 +16,15 @@ from hmoe_repro.core.tables import read_table
 from hmoe_repro.data import registry
 from hmoe_repro.data.image_folder import own_inventory, scan_tree
 from hmoe_repro.data.loader import ImageDataset
-from hmoe_repro.data.registry import DATASETS, find_dataset, load_dataset
+from hmoe_repro.data.registry import DATASETS, find_dataset, load_dataset, recorded_dataset
 from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import run
-from hmoe_repro.training.splits import cached_split_lists, read_split_lists, register_splits
+from hmoe_repro.training.splits import (
+    cached_split_lists,
+    find_splits,
+    read_split_lists,
+    register_splits,
+)
 from hmoe_repro.training.store import RunStore, outcome
 
 DOMAINS, CLASSES = ("day", "dusk", "night"), ("cat", "dog")
@@ -193,6 +198,49 @@ def test_a_table_without_columns_or_lines_is_refused(folder, text):
     (folder / "list.csv").write_text(text)
     with pytest.raises(HmoeError, match="list.csv"):
         scan_tree(folder / "list.csv")
+
+
+@pytest.mark.parametrize("domains", [("day",), ("day", "night")])
+def test_a_capital_in_one_line_is_no_class_of_its_own(folder, domains):
+    rows = rows_of(folder)
+    for domain in domains:
+        typo = next(row for row in rows if (row["domain"], row["class"]) == (domain, "cat"))
+        typo["class"] = "CAT"
+    with pytest.raises(HmoeError, match="'CAT', 'cat' differ only in case.*Fix: correct the cells"):
+        scan_tree(write_list(folder / "list.csv", rows))
+
+
+def test_missing_columns_are_named_together(folder):
+    (folder / "list.csv").write_text("file,species,site\na.png,cat,day\n")
+    with pytest.raises(
+        HmoeError, match=r"no column class, domain \(its columns: file, species, site"
+    ):
+        scan_tree(folder / "list.csv")
+    (folder / "list.csv").write_text("file,class,domain,class\na.png,cat,day,dog\n")
+    with pytest.raises(HmoeError, match="two columns class"):
+        scan_tree(folder / "list.csv")
+
+
+def test_a_run_finds_its_list_and_its_split_again(folder, tmp_path, monkeypatch):
+    """In another process: by the name, in the working directory or in HMOE_FOLDERS."""
+    rows = [row | {"file": str(folder / row["file"])} for row in with_parts(folder)]
+    path = write_list(tmp_path / "lists" / "traps.csv", rows)
+    given = dict(network="image_cnn", resolution=16, hparams={"batch_size": 2}, splits=path)
+    name = find_dataset(str(path))
+    config = make_config("ERM", name, ["night"], steps=2, **given)
+    for known in (DATASETS, registry._OWN):  # as in another process
+        known.pop(name, None)
+    monkeypatch.setattr(CONFIG, "datasets", ())
+    monkeypatch.setattr(CONFIG, "splits", ())
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(HmoeError, match="traps.*HMOE_FOLDERS"):
+        recorded_dataset(name)
+    monkeypatch.chdir(path.parent)
+    data = load_dataset(recorded_dataset(name))
+    assert data.fingerprint == config.dataset_fingerprint
+    assert find_splits(config.splits, data).digest == config.splits
+    with pytest.raises(HmoeError, match="are in none of the folders"):
+        find_splits("0" * 12, data)
 
 
 def test_an_unknown_part_and_an_empty_cell_of_metadata_are_refused(folder):

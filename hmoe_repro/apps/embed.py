@@ -128,9 +128,11 @@ class Embedded:
         path = Path(path)
         suffix = check_choice(path.suffix.lower(), (".npz", ".parquet"), "suffix of the output")
         if suffix == ".npz":
-            columns = {name: values.to_numpy() for name, values in self.frame.items()}
-            texts = {n: v.astype(str) for n, v in columns.items() if v.dtype == object}
-            np.savez_compressed(path, features=self.features, **(columns | texts))
+            columns = {}
+            for name, values in self.frame.items():
+                as_text = values.dtype != bool
+                columns[str(name)] = values.to_numpy(str if as_text else bool)
+            np.savez_compressed(path, features=self.features, **columns)
             return
         names = [f"feature_{i}" for i in range(self.features.shape[1])]
         table = pd.concat([self.frame, pd.DataFrame(self.features, columns=names)], axis=1)

@@ -13,7 +13,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-from .errors import HmoeError, first_line, plural
+from .errors import HmoeError, first_line
 from .files import plain_file, read_bytes
 
 # %% ../../nbs/00_core/17_tables.ipynb #def-read-table
@@ -46,14 +46,14 @@ def table_text(path: Path) -> str:
 
 def _check_columns(name: str, columns: Sequence[str], required: Sequence[str], fix: Fix):
     """Raise `HmoeError` unless a table has each required column once."""
-    for column in required:
-        count = columns.count(column)
-        if count != 1:
-            there = ", ".join(columns) or "none"
-            cause = (
-                f"{name} has {plural(count, 'column')} with the name {column} (it has: {there})."
-            )
-            raise HmoeError(cause, fix=fix(columns) if callable(fix) else fix)
+    missing = [column for column in required if column not in columns]
+    twice = [column for column in required if columns.count(column) > 1]
+    if missing:
+        there = ", ".join(columns) or "none"
+        cause = f"{name} has no column {', '.join(missing)} (its columns: {there})."
+        raise HmoeError(cause, fix=fix(columns) if callable(fix) else fix)
+    if twice:
+        raise HmoeError(f"{name} has two columns {twice[0]}.", fix="remove or rename one.")
 
 
 def _csv_rows(path: Path, required: Sequence[str], fix: Fix) -> list[TableRow]:

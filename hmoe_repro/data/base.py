@@ -200,8 +200,10 @@ class DomainDataset(Protocol):
         """Start loading a batch and return a function `device -> inputs` that waits for it."""
         ...
 
-    def pictures(self, position: int, indices: torch.Tensor) -> torch.Tensor:
-        """Return images of a domain for display: bytes (B, C, H, W)."""
+    def pictures(
+        self, position: int, indices: torch.Tensor, seeds: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return images of a domain for display: bytes (B, C, H, W), augmented by `seeds` (B,)."""
         ...
 
     def with_options(

@@ -453,6 +453,9 @@ def take_inventory(
 LAYOUT = "root/<domain>/<class>/<image>"
 
 # %% ../../nbs/02_data/04_image_folder.ipynb #def-check-names
+_RENAME = "rename the folders, so that their names agree."
+
+
 def _spelling(name: str) -> str:
     """Normalise the spelling of a name: fold case and replace blanks by single spaces."""
     folded = unicodedata.normalize("NFC", name).casefold()
@@ -464,8 +467,8 @@ def _spelled_twice(names, together) -> list[str]:
 
     Args:
         names: names of domains or of classes.
-        together: predicate of such names: do they occur side by side? If they differ only in case
-            and do, the spelling is deliberate, as in classes for the letters a and A.
+        together: predicate of such names: do they always occur side by side? If they differ only
+            in case and do, the spelling is deliberate, as in classes for the letters a and A.
     """
     groups = {}
     for name in sorted(names):
@@ -477,35 +480,41 @@ def _spelled_twice(names, together) -> list[str]:
     return []
 
 
-def check_names(name: str, places):
+def check_names(name: str, places, fix: str = _RENAME):
     """Raise `HmoeError` for two spellings of one domain or class.
 
     Args:
         name: name of the data set.
         places: (domain or None, class) of each image.
+        fix: what to do about them.
     """
     classes_of = {}  # domain -> its classes
     for domain, class_name in places:
         classes_of.setdefault(domain, set()).add(class_name)
     all_classes = set(itertools.chain.from_iterable(classes_of.values()))
 
-    def in_one_domain(group):
-        """Return whether one domain has all these classes."""
-        return any(classes >= set(group) for classes in classes_of.values())
+    def side_by_side(group):
+        """Return whether each domain that has one of these classes has all of them.
+
+        For single letters one such domain is enough, since a typing error hardly makes two.
+        """
+        having = [classes for classes in classes_of.values() if classes & set(group)]
+        together = [classes >= set(group) for classes in having]
+        return any(together) if max(map(len, group)) == 1 else all(together)
 
     def never(group):
         """Return False, because domain folders that differ only in case are one domain."""
         return False
 
-    _refuse_spellings(name, "classes", _spelled_twice(all_classes, in_one_domain))
-    _refuse_spellings(name, "domains", _spelled_twice(set(classes_of) - {None}, never))
+    _refuse_spellings(name, "classes", _spelled_twice(all_classes, side_by_side), fix)
+    _refuse_spellings(name, "domains", _spelled_twice(set(classes_of) - {None}, never), fix)
 
 
-def _refuse_spellings(name: str, what: str, names: list[str]):
+def _refuse_spellings(name: str, what: str, names: list[str], fix: str):
     """Raise `HmoeError` for `names`, spellings of one class or domain, unless there are none."""
     if names:
         cause = f"the {what} {', '.join(map(repr, names))} differ only in case or blanks"
-        raise HmoeError(f"{name}: {cause}.", fix="rename the folders, so that their names agree.")
+        raise HmoeError(f"{name}: {cause}.", fix=fix)
 
 # %% ../../nbs/02_data/04_image_folder.ipynb #def-check-levels
 PARTS = {  # names of the parts of a split -> 'train', 'val' or 'test'
@@ -811,7 +820,8 @@ def list_inventory(path, name: str | None = None) -> Inventory:
     metadata = _metadata_of(rows, table.file.tolist())
     parts = {file: part for file, part in zip(table.file, table.part) if part}
     check_encoding(name, {*table.domain, *table["class"]})
-    check_names(name, zip(table.domain, table["class"]))
+    places = zip(table.domain, table["class"])
+    check_names(name, places, fix="correct the cells of the list, so that the names agree.")
     table = table.drop(columns="part").sort_values("file", ignore_index=True)
     table = table.sort_values(
         "file", key=lambda files: files.map(folder_and_name), kind="stable", ignore_index=True
@@ -823,8 +833,8 @@ def list_inventory(path, name: str | None = None) -> Inventory:
     found.parts = parts
     if parts:
         found.notes.append(
-            f"the column {PART_COLUMN} divides {plural(len(parts), 'image')}, which are used "
-            f"together unless the split is named (--splits {path})"
+            f"the column {PART_COLUMN} divides {plural(len(parts), 'image')}. It is used if it is "
+            f"named (--splits {path})"
         )
     return found
 
@@ -881,8 +891,8 @@ def own_inventory(root, name: str | None = None) -> Inventory:
         parts = listed(found.domains)
         found = take_inventory(root, name, in_parts=True)
         found.notes.append(
-            f"{parts} are the parts of a split, and the folders below them are the domains. Their "
-            f"images are used together, unless the split is named (--splits {root})"
+            f"{parts} are the parts of a split, which is used if it is named (--splits {root}). "
+            "The folders below them are the domains"
         )
     check_names(name, zip(found.table.domain, found.table["class"]))
     unsupported = unsupported_notes(found.extra)

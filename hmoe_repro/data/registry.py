@@ -45,7 +45,7 @@ from . import mnist
 from .base import DomainDataset, MultiDomainDataset, as_dataset
 from .benchmarks import KNOWN, read_known
 from .digits import MORE_STYLES, STYLES, digit_domains, digit_styles, withheld_digits
-from .image_folder import ImageTree, is_list, scan_tree
+from .image_folder import TABLE_SUFFIXES, ImageTree, is_list, scan_tree
 from .loader import ImageDataset
 
 # %% ../../nbs/02_data/09_registry.ipynb #def-register-dataset
@@ -488,7 +488,8 @@ def list_datasets(pattern: Patterns = "*", exclude: Patterns = ()) -> list[str]:
 
 # %% ../../nbs/02_data/09_registry.ipynb #def-recorded-dataset
 def recorded_dataset(name: str) -> str:
-    """Look up the data set that a record names, among registered data sets and folders.
+    """Look up the data set that a record names, among registered data sets, and folders and lists
+    of this name in the working directory.
 
     Unlike `find_dataset`, it never runs code from a file that `name` points to.
 
@@ -498,15 +499,17 @@ def recorded_dataset(name: str) -> str:
     if name not in DATASETS:
         own_datasets()
     is_path = ".py:" in name or name in ("", "..") or Path(name).name != name
-    if name not in DATASETS and not is_path and Path(name).is_dir():
-        _enter(name)
+    if name not in DATASETS and not is_path:
+        lists = [f"{name}{suffix}" for suffix in TABLE_SUFFIXES]
+        here = [text for text in (name, *lists) if Path(text).is_dir() or is_list(text)]
+        if here:
+            _enter(here[0])
     if name in DATASETS:
         return name
     what = "a path, which is never read from a record" if is_path else "not known here"
     raise HmoeError(
         f"the data set {name!r} of the record is {what}.",
-        fix="name its folder or file.py:Name yourself (--dataset, HMOE_FOLDERS).",
-        choices=DATASETS,
+        fix=f"name its folder, list or file.py:Name yourself, as in HMOE_FOLDERS=path/to/{name}.",
     )
 
 # %% ../../nbs/02_data/09_registry.ipynb #def-keep-data

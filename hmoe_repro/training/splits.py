@@ -26,6 +26,7 @@ from hmoe_repro.data.image_folder import (
     own_inventory,
     take_inventory,
 )
+from ..data.registry import own_datasets
 
 # %% ../../nbs/05_training/02_splits.ipynb #def-list-files
 LIST_PARTS = ("train", "val", "test")
@@ -317,12 +318,13 @@ def register_splits(folder) -> Path:
 
 
 def find_splits(digest: str, data: DomainDataset) -> SplitLists:
-    """Find the split with a given hash among the registered sources.
+    """Find the split with a given hash among the registered sources, and in the data themselves.
 
     Raises:
         HmoeError: if none of them has it.
     """
-    for folder in CONFIG.splits:
+    own = own_datasets().get(data.name)  # a list or folder that may give its split
+    for folder in (*CONFIG.splits, *([own] if own and gives_parts(own) else [])):
         try:
             lists = cached_split_lists(folder, data)
         except HmoeError:
