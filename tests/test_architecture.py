@@ -141,6 +141,8 @@ ALLOWED = {
         "studies.domainbed_export": "it writes records as DomainBed's logs",
         "apps.predict": "a model is loaded with the record that says how it was trained",
         "apps.export": "an exported model carries its record",
+        "apps.embed": "features come from a model and the record that says how it was trained",
+        "apps.soup": "an average of weights carries the records of its runs",
         "apps.discover": "the report of a folder shows the record of its run",
         "bench.timing": "its records are those of benchmarks",
         "bench.benchmark": "its records are those of benchmarks",

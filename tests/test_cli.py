@@ -203,7 +203,9 @@ def test_lists(tmp_path, root):
     assert re.search(r"^speed .* published *$", said, re.M)
     assert "bench" in said.splitlines()[1]
     said = listed("--algorithms")
-    assert all(re.search(rf"^([a-z]+)? +{name} ", said, re.M) for name in algorithm_names())
+    assert all(
+        re.search(rf"^([a-z_]+)? +{re.escape(name)} ", said, re.M) for name in algorithm_names()
+    )
     for word in (
         "irm_lambda=100",
         "[10^U(-1, 5)]",
@@ -240,7 +242,7 @@ def test_a_command_in_this_process_says_what_a_process_says(tmp_path):
 
 
 def test_a_traceback_in_this_process_is_one_on_standard_error(tmp_path, monkeypatch):
-    monkeypatch.setattr("hmoe_repro.training.store.RunStore.scan", lambda self: 1 / 0)
+    monkeypatch.setattr("hmoe_repro.training.store.RunStore.outlines", lambda self: 1 / 0)
     done = hmoe("runs", folder=tmp_path)
     assert done.returncode == 1
     assert "Traceback" in done.stderr

@@ -75,7 +75,7 @@ def test_training_ends_with_the_folder_of_the_run(trained):
     [
         ("select --study quick-digits --output chosen.csv", "chosen.csv"),
         ("new-algorithm MyLoss", "MyLoss.py"),
-        ("pack runs.tar.gz", "runs.tar.gz"),
+        ("pack runs.tar.gz --overwrite", "runs.tar.gz"),
         ("export-domainbed sweep", "sweep"),
         ("export {run} --output model", "model"),
         ("unpack runs.tar.gz", "runs"),
@@ -91,7 +91,7 @@ def test_a_command_that_writes_ends_with_a_path_that_can_be_opened(trained, comm
         assert hmoe(*TRAIN, "--evaluate", "all", folder=folder).returncode == 0
         words += ["--where", "evaluate=all"]
     if words[0] == "unpack":
-        assert hmoe("pack", "runs.tar.gz", folder=folder).returncode == 0
+        assert hmoe("pack", "runs.tar.gz", "--overwrite", folder=folder).returncode == 0
     done = hmoe(*words, folder=folder, **more)
     assert done.returncode == 0, done.stderr
     last = done.stdout.splitlines()[-1]

@@ -41,6 +41,8 @@ def moved(name, hparams):
 
 @every_case
 def test_an_update_stays_on_its_device_and_reads_its_losses_once(name, hparams):
+    if name == "HDUVA":
+        pytest.skip("the gradient of a gamma sample has no kernel for `meta`")
     algorithm, batch = moved(name, hparams)
     algorithm.total_steps = 4  # MetaReg's first updates are of its first phase, the last is not
     with elsewhere() as (mode, read):

@@ -231,7 +231,8 @@ def test_the_published_pages_are_those_of_the_committed_figures(root):
 def test_the_sample_has_the_toy_and_every_family():
     configs = [record["config"] for record in sample_runs().record]
     families = {FAMILIES[config["algorithm"]] for config in configs if config["dataset"] != TOY}
-    assert families == set(FAMILIES.values()) - {"sharpness", "style"}  # no published runs yet
+    waiting = {"sharpness", "style", "generative", "self_supervised"}  # no published runs yet
+    assert families == set(FAMILIES.values()) - waiting
     assert any(config["dataset"] == TOY for config in configs)
     assert all(config["determinism"] == "portable" for config in configs)
 

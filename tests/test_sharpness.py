@@ -281,7 +281,7 @@ def test_what_is_loss_only():
     refused = {name for name in names if not is_loss_only(get_algorithm(name))}
     assert refused == {
         "ANDMask", "SANDMask", "DANN", "CDANN", "Transfer", "ADRMX", "SagNet", "MLDG", "Fish",
-        "MetaReg", "SWAD", "SMA", "EoA", "ERM++", "URM",
+        "MetaReg", "SWAD", "SMA", "EoA", "ERM++", "URM", "GMDG", "iDAG",
     }  # fmt: skip
     for name in sorted(refused) + ["SAM", "SWAD-ERM"]:
         with pytest.raises(HmoeError, match="is not one step on one loss.*SWAD-SAM"):

@@ -294,6 +294,7 @@ CHANGES = {
     "apps/compare.py": {"plt.rcParams.update"},  # in rc_context
     "apps/study_page.py": {"plt.rcParams.update"},  # in rc_context
     "apps/export.py": {"warnings.simplefilter"},  # in catch_warnings
+    "cli/discover_predict.py": {"warnings.simplefilter"},  # in catch_warnings
     "training/planning.py": {"warnings.simplefilter"},  # in catch_warnings
     "apps/correct_groups.py": {"warnings.showwarning"},  # in a process of its own
     "cli/app.py": {"warnings.showwarning"},  # main puts it back

@@ -21,7 +21,7 @@ from torch import nn
 
 from ..analysis.embeddings import subset, tsne
 from ..core.devices import resolve_device
-from ..core.errors import HmoeError, check_choice, public
+from ..core.errors import HmoeError, Place, check_choice, public
 from ..core.metadata import describe_samples
 from ..data.base import DomainDataset
 from hmoe_repro.training.model import (
@@ -162,7 +162,7 @@ def _embed_domain(algorithm, data: DomainDataset, domain: str, limit: int, devic
     return features.numpy(), frame
 
 
-@public(store=RunStore | None, device=str | torch.device)
+@public(store=RunStore | None, data_dir=Place | None, device=str | torch.device)
 def embed(
     run_id: str,
     limit: int = 300,

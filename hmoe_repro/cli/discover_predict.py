@@ -348,7 +348,7 @@ def embed_command(
         list[str] | None,
         option("Colour the map by class, predicted, domain, held_out or expert; repeatable."),
     ] = None,
-    method: Annotated[str, option("Of the map: tsne, or umap.")] = "tsne",
+    map_method: Annotated[str, option("Of the map: tsne, or umap.", "--method")] = "tsne",
     overwrite: options.OverwriteOption = False,
     device: options.DeviceOption = "auto",
     data_dir: options.DataDirOption = None,
@@ -379,7 +379,7 @@ def embed_command(
         print_written(output)
     if picture:
         chosen = tuple(by or ("class", "domain", "expert"))
-        figure = plot_map(found, chosen, method)
+        figure = plot_map(found, chosen, map_method)
         figure.savefig(picture, dpi=150)
         plt.close(figure)
         print_written(picture)

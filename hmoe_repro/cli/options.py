@@ -260,10 +260,10 @@ _PANELS = {  # title -> options, by the names of their parameters
     "Grouping": "labels no_classes method experts names groups test_domain serve open_",
     "Training": "steps epochs checkpoint_frequency sampler protocol splits precision determinism "
     "restarts seed",
-    "Evaluation": "evaluate measure",
-    "Files": "output overwrite sort_into links skip_unreadable save_predictions tables",
+    "Evaluation": "evaluate measure mode by roles compare count map_method",
+    "Files": "output picture overwrite sort_into links skip_unreadable save_predictions tables",
     "This machine": "device jobs workers engine gpus_per_run minutes data_dir domainbed log "
-    "resume_anyway",
+    "resume_anyway trust_code",
 }
 PANEL_OF = {}  # name of a parameter -> title
 for _title, _names in _PANELS.items():

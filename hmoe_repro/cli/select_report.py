@@ -87,9 +87,7 @@ def _records(
         settings: texts 'name=value'. Only runs with these settings are kept.
         outlines: whether `RunStore.outlines` of the records in the runs folder are enough.
     """
-    import pandas as pd
-
-    from hmoe_repro.analysis.results import load_study
+    from hmoe_repro.analysis.results import load_study, plain_frame, records_of
     from hmoe_repro.analysis.tables import narrow_results
     from hmoe_repro.report.study_report import absent_notes, collect_study
     from hmoe_repro.studies.filters import filter_runs
@@ -109,16 +107,8 @@ def _records(
     if study or published:
         for line in absent_notes(study or published, records, algorithms, dataset, settings):
             print(printable(line))
-    frame = pd.DataFrame({"record": pd.Series(records, dtype=object)})
-    for column, name in (
-        ("algorithm", "algorithm"),
-        ("dataset", "dataset"),
-        ("test_domain", "test_domains"),
-    ):
-        values = [record["config"][name] for record in records]
-        frame[column] = pd.Series(values, dtype=object)
-    frame = narrow_results(frame, algorithms, dataset)
-    return filter_runs(frame.record.tolist(), settings or [])
+    frame = narrow_results(plain_frame(records), algorithms, dataset)
+    return filter_runs(records_of(frame), settings or [])
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-select
 def select_command(

@@ -192,7 +192,7 @@ class FileIndex:
         """Write changes in one transaction. An index of another version is emptied first.
 
         Raises:
-            sqlite3.Error: if the file is damaged, locked or cannot be written.
+            Error: of sqlite3, if the file is damaged, locked or cannot be written.
         """
         rows = [_row_of(entry, self.version) for entry in changed]
         with contextlib.closing(self._connect("rwc")) as connection:
