@@ -441,8 +441,8 @@ CORRECTED = {"corrected": 40, "moved": (3, 40), "own_group": 0.93, "recognised":
         (FEATURES | LESS | {"without_groups": 0.8}, False, ("accident",), ("differently",)),
         (FEATURES | LESS, False, ("4 of 10 runs",), ("accident",)),
         ({"of_class": None}, True, ("may be a subject",), ()),
-        (FEATURES | CORRECTED, True, ("3 of 40", "9 of 10", "7 of 10"), ("half",)),
-        (CORRECTED | {"moved": None}, True, ("by hand", "7 of 10"), ("moved", "9 of 10")),
+        (FEATURES | CORRECTED, True, ("3 of 40", "93 %", "71 %"), ("half",)),
+        (CORRECTED | {"moved": None}, True, ("by hand", "71 %"), ("moved", "93 %")),
         (CORRECTED | {"recognised": None}, True, ("by hand",), ("model",)),
     ],
 )
