@@ -3,10 +3,14 @@ by loops, Adam and SGD written out."""
 
 import copy
 
+import pytest
 import torch
 from torch import nn
 
 from hmoe_repro.core.seeds import seed_everything
+from hmoe_repro.training.planning import make_config
+from hmoe_repro.training.run import run
+from hmoe_repro.training.store import RunStore, outcome
 
 SHAPE, CLASSES, FEATURES = (3, 8, 8), 4, 6
 
@@ -123,3 +127,26 @@ def soft_iou(m):
             both = (m[i] * m[j]).sum()
             pairs.append((both + 1e-6) / (m[i].sum() + m[j].sum() - both + 1e-6))
     return torch.stack(pairs).mean()
+
+
+def stopped_and_resumed(name, folder, **hparams):
+    """The record of a short run, which a second run of it equals that was stopped at update 5.
+
+    The first checkpoint after a resume, and the last one, are after the stop.
+    """
+
+    def stop(step, steps):
+        if step == 5:
+            raise KeyboardInterrupt
+
+    options = {"network": "small_cnn", "steps": 9, "checkpoint_frequency": 2}
+    hparams = {"batch_size": 4, **hparams}
+    config = make_config(name, "DigitDomainsTiny", ["photo"], 0, hparams, **options)
+    whole = run(config, RunStore(folder / "whole"))
+    assert whole["status"] == "complete", whole["reason"]
+    with pytest.raises(KeyboardInterrupt):
+        run(config, RunStore(folder / "stopped"), on_step=stop)
+    resumed = run(config, RunStore(folder / "stopped"))
+    assert resumed["resumed"]
+    assert outcome(whole) == outcome(resumed)
+    return whole

@@ -370,6 +370,7 @@ def test_no_code_span_of_a_docstring_is_left_open():
     assert not broken
 
 
+@pytest.mark.slow
 def test_docstrings_are_restructured_text():
     core = pytest.importorskip("docutils.core")
     messages = pytest.importorskip("docutils.nodes").system_message

@@ -107,6 +107,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     assert "HMOE_RUNS" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_cut_record_stops_reproduce_and_is_left_alone(tmp_path):
     from hmoe_repro.studies.studies import study_configs
 

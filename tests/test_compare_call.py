@@ -153,6 +153,7 @@ batch_size = 4
     assert erm_row["Average of photo"].startswith(f"{mean:.1f} ± ")
 
 
+@pytest.mark.slow
 def test_an_own_class_stands_in_the_table_and_nothing_is_trained_twice(monkeypatch, tmp_path):
     first = compare(["ERM", Half], tensors(), seeds=2)
     name = "Half (test_compare_call.py)"

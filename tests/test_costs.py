@@ -255,6 +255,7 @@ def test_batch_norm_is_frozen_and_batches_are_equal():
     assert [tuple(x.shape) for x, _ in batches] == [(TINY.batch, 3, 32, 32)] * TINY.domains
 
 
+@pytest.mark.slow
 def test_a_peak_is_the_most_that_is_held_at_one_time():
     def held(*sizes):
         return [torch.zeros(size, dtype=torch.uint8) for size in sizes]
@@ -279,6 +280,7 @@ def test_a_peak_is_the_most_that_is_held_at_one_time():
     assert tensor_peak(frees_what_was_there) == 1_000_000
 
 
+@pytest.mark.slow
 def test_peaks_hold_parameters_gradients_and_moments():
     network = 4 * sum(p.numel() for p in make_method("ERM-ViT", TINY).parameters())
     peaks = method_peaks("ERM-ViT", TINY)

@@ -405,6 +405,7 @@ def test_an_update_costs_hardly_more_than_aggregates(network, side):
     assert counts[Aggregate] <= counts[DMG] <= 1.01 * counts[Aggregate]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "network, side", [("image_cnn", 16), ("resnet18", 224), ("resnet50", 224), ("alexnet", 224)]
 )

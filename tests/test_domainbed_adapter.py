@@ -52,6 +52,7 @@ def short_config(name, **more):
     return make_config(full, "DigitDomainsTiny", ["sketch"], **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["ERM", "Adversarial", "Cloning", "Hoarder", "Probes", "Schedules"]
 )

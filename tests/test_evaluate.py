@@ -199,6 +199,7 @@ def test_a_run_without_weights_or_predictions_says_so(compared, tmp_path):
         evaluate(run_id, store=store)
 
 
+@pytest.mark.slow
 def test_the_page_is_whole_and_needs_nothing(compared, tmp_path):
     path = evaluate(compared).save(tmp_path / "new" / "page.html")
     text = path.read_text(encoding="utf-8")
@@ -221,6 +222,7 @@ def test_the_page_is_whole_and_needs_nothing(compared, tmp_path):
     assert len(images) == len(hm.predictions(compared))
 
 
+@pytest.mark.slow
 def test_the_command_trains_keeps_and_measures(tmp_path, monkeypatch):
     monkeypatch.setenv("HMOE_RUNS", str(tmp_path / "runs"))
     monkeypatch.chdir(tmp_path)

@@ -167,6 +167,7 @@ def going_home(folder, **limits):
     return argparse.Namespace(work=folder, out=folder / "out", profile="smoke", packed=[], **limits)
 
 
+@pytest.mark.slow
 def test_what_goes_home_is_whole_and_without_weights(script, tmp_path, monkeypatch):
     store, home = RunStore(tmp_path / "runs"), RunStore(tmp_path / "home")
     records = load_study("quick-colored")

@@ -173,6 +173,7 @@ def test_what_holds_no_run_is_not_merged(tmp_path):
     told(hmoe("merge", "im", folder=tmp_path), "im holds no run")
 
 
+@pytest.mark.slow
 def test_a_sweep_counts_a_damaged_record_as_a_failed_run(trained, tmp_path):
     store = copy_of(trained, tmp_path)
     config = make_config("ERM", "DigitDomainsTiny", ["sketch"], steps=2, network="small_cnn")
@@ -501,6 +502,7 @@ def small_disk(folder, size):
         pytest.skip("no file system can be mounted here")
 
 
+@pytest.mark.slow
 def test_a_full_disk_stops_a_sweep_in_one_line_and_goes_on_when_there_is_room(tmp_path):
     disk = tmp_path / "runs"
     small_disk(disk, "300k")
@@ -539,6 +541,7 @@ def test_parts_are_disjoint_whole_and_the_same_everywhere():
         assert again == [{s.run_id for s in p} for p in parts]
 
 
+@pytest.mark.slow
 def test_shards_trained_apart_and_merged_are_the_sweep(tmp_path):
     (tmp_path / "mine.toml").write_text(STUDY.replace("seeds = 1", "seeds = 3"))
     for i in (1, 2):

@@ -135,6 +135,7 @@ def test_damaged_unknown_and_hidden_files_have_no_finding(phone):
     assert not absent & {*found.table.file, *found.table["with"]}
 
 
+@pytest.mark.slow
 def test_the_folder_is_the_same_each_time(tmp_path):
     first = make_phone_folder(tmp_path / "a", 24, "domains", seed=3)
     second = make_phone_folder(tmp_path / "b", 24, "domains", seed=3)

@@ -70,6 +70,7 @@ def test_a_pool_has_them_apart_from_its_notes(place):
     assert not any("scan.pdf" in note or "loose" in note for note in pool.notes)
 
 
+@pytest.mark.slow
 def test_the_next_commands_are_those_of_this_user(place):
     _, _, done, page = place
     lines = done.stdout.splitlines()

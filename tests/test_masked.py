@@ -222,6 +222,7 @@ def test_each_image_has_tosses_of_its_own_with_the_right_frequency():
     assert len({tuple(row.tolist()) for row in kept[:200].round().int()}) > 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["small_cnn", "image_cnn", "alexnet"])
 def test_gradients_of_a_batch_are_those_of_its_images_one_by_one(name):
     model = Masked(name).eval()

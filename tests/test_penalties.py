@@ -4,6 +4,7 @@ import copy
 import subprocess
 import sys
 
+import by_hand
 import pytest
 import torch
 import torch.nn.functional as F
@@ -193,25 +194,8 @@ def test_killed_sums_resume_bitwise(name, tmp_path):
     assert_resumes(get_algorithm(name), tmp_path)
 
 
-def test_a_killed_run_resumes_bitwise(tmp_path):
-    from hmoe_repro.training.planning import make_config
-    from hmoe_repro.training.run import run
-    from hmoe_repro.training.store import RunStore, outcome
-
-    def kill(step, steps):
-        if step == 5:
-            raise KeyboardInterrupt
-
-    hparams = {"batch_size": 4, "irm_penalty_anneal_iters": 3}
-    options = {"network": "small_cnn", "steps": 9, "checkpoint_frequency": 2}
-    config = make_config("IRM+DANN", "DigitDomainsTiny", ["photo"], 0, hparams, **options)
-    whole = run(config, RunStore(tmp_path / "whole"))
-    with pytest.raises(KeyboardInterrupt):
-        run(config, RunStore(tmp_path / "killed"), on_step=kill)
-    resumed = run(config, RunStore(tmp_path / "killed"))
-    assert whole["status"] == "complete", whole["reason"]
-    assert resumed["resumed"]
-    assert outcome(whole) == outcome(resumed)
+def test_a_stopped_run_resumes_bitwise(tmp_path):
+    by_hand.stopped_and_resumed("IRM+DANN", tmp_path, irm_penalty_anneal_iters=3)
 
 
 @pytest.mark.parametrize(

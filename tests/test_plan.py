@@ -162,6 +162,7 @@ def test_what_an_estimate_needs_is_what_the_whole_record_says(tmp_path, monkeypa
     assert len(found) == len(whole) + 3
 
 
+@pytest.mark.slow
 def test_a_plan_reads_no_checkpoint_and_needs_no_torch_the_second_time(tmp_path):
     code = """
 import sys
@@ -295,6 +296,7 @@ REQUESTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", REQUESTS, ids=" ".join)
 def test_a_plan_counts_what_a_sweep_trains(words, tmp_path, monkeypatch, own_names):
     """The same words to both commands; the sweep's runs are recorded instead of trained."""

@@ -101,6 +101,7 @@ def test_the_film_has_the_seeds_and_counts_of_fig_3():
     assert len(film["points"]) == 60
 
 
+@pytest.mark.slow
 def test_the_map_has_found_and_failed_runs_and_their_scores():
     maps = play.maps()
     assert len(maps["sheet"]) < 400_000

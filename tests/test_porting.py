@@ -28,6 +28,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.slow
 def test_a_new_file_is_clean_passes_and_trains(tmp_path, own_names):
     "What the three commands at its head do, the comparison in short."
     said = hmoe("new-algorithm", "MyLoss", folder=tmp_path)
@@ -147,6 +148,7 @@ def test_both_sides_of_the_page_train_to_the_same_weights(ported):
             assert (p - old).abs().max() > 1e-4, name
 
 
+@pytest.mark.slow
 def test_what_the_page_does_with_ours(ported, capsys):
     exec(ported[-1], {})
     said = capsys.readouterr().out

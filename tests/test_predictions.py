@@ -187,6 +187,7 @@ def test_parts_beyond_the_limit_are_left_out_by_name(hmoe_run, tmp_path, monkeyp
     assert not named & set(stored.left_out)
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_with_the_same_predictions(tmp_path):
     config = configured()
     undisturbed = RunStore(tmp_path / "undisturbed")

@@ -742,24 +742,8 @@ def test_conformance_and_resuming(cls, tmp_path):
 
 
 @pytest.mark.parametrize("cls", ALL, ids=lambda cls: cls.name)
-def test_a_killed_run_resumes_bitwise(cls, tmp_path):
-    from hmoe_repro.training.planning import make_config
-    from hmoe_repro.training.run import run
-    from hmoe_repro.training.store import RunStore, outcome
-
-    def kill(step, steps):
-        if step == 5:
-            raise KeyboardInterrupt
-
-    options = {"network": "small_cnn", "steps": 9, "checkpoint_frequency": 2}
-    config = make_config(cls.name, "DigitDomainsTiny", ["photo"], 0, {"batch_size": 4}, **options)
-    whole = run(config, RunStore(tmp_path / "whole"))
-    with pytest.raises(KeyboardInterrupt):
-        run(config, RunStore(tmp_path / "killed"), on_step=kill)
-    resumed = run(config, RunStore(tmp_path / "killed"))
-    assert whole["status"] == "complete", whole["reason"]
-    assert resumed["resumed"]
-    assert outcome(whole) == outcome(resumed)
+def test_a_stopped_run_resumes_bitwise(cls, tmp_path):
+    by_hand.stopped_and_resumed(cls.name, tmp_path)
 
 
 @pytest.mark.parametrize("network, side", [("resnet18", 48), ("small_vit", 16), ("mnist_cnn", 28)])

@@ -252,6 +252,7 @@ def numbers_in(row):
     return [float(number) for number in re.findall(r"(\d+\.\d) ±", row)]
 
 
+@pytest.mark.slow
 def test_the_example_of_the_readme_prints_what_it_shows(tmp_path, monkeypatch, capsys):
     """Its columns and rows, and its accuracies within ten points: another processor rounds in
     another order."""

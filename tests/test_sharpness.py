@@ -420,28 +420,11 @@ def test_a_registered_class_combines_by_its_name():
 
 
 @pytest.mark.parametrize("name", ["SAGM", "SAM+CORAL", "SWAD-DISAM"])
-def test_a_killed_run_resumes_bitwise(name, tmp_path):
-    from hmoe_repro.training.planning import make_config
-    from hmoe_repro.training.run import run
-    from hmoe_repro.training.store import RunStore, outcome
-
-    def kill(step, steps):
-        if step == 5:
-            raise KeyboardInterrupt
-
-    options = {"network": "small_cnn", "steps": 9, "checkpoint_frequency": 2}
-    hparams = {"batch_size": 4, "rho": 0.1}
-    config = make_config(name, "DigitDomainsTiny", ["photo"], 0, hparams, **options)
-    assert config.hparams["rho"] == 0.1
-    whole = run(config, RunStore(tmp_path / "whole"))
-    with pytest.raises(KeyboardInterrupt):
-        run(config, RunStore(tmp_path / "killed"), on_step=kill)
-    resumed = run(config, RunStore(tmp_path / "killed"))
-    assert whole["status"] == "complete", whole["reason"]
-    assert resumed["resumed"]
-    assert outcome(whole) == outcome(resumed)
-    assert whole["config"]["algorithm"] == name
-    assert np.isfinite(whole["checkpoints"][-1]["losses"]["perturbed_loss"])
+def test_a_stopped_run_resumes_bitwise(name, tmp_path):
+    record = by_hand.stopped_and_resumed(name, tmp_path, rho=0.1)
+    assert record["config"]["hparams"]["rho"] == 0.1
+    assert record["config"]["algorithm"] == name
+    assert np.isfinite(record["checkpoints"][-1]["losses"]["perturbed_loss"])
 
 
 def test_a_class_of_a_file_combines_and_is_restored(tmp_path, monkeypatch, own_names):

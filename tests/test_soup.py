@@ -335,6 +335,7 @@ def test_a_failed_write_leaves_nothing(trained, tmp_path, monkeypatch, at):
     load(folder)
 
 
+@pytest.mark.slow
 def test_a_killed_write_leaves_no_soup(trained, tmp_path):
     """The process dies between the files of a soup, without any clean-up."""
     store, configs = trained
@@ -366,6 +367,7 @@ grid = { lr = [0.001, 0.002] }
 """
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path):
     (tmp_path / "study.toml").write_text(STUDY)
     hmoe("sweep", "study.toml", "--jobs", "1", folder=tmp_path)

@@ -64,6 +64,7 @@ sys.stdout.buffer.write(sealed(tensors, **{n: f"the \u00e4 of {n}" for n in name
 """
 
 
+@pytest.mark.slow
 def test_equal_content_is_equal_bytes_in_any_order_and_process():
     written = set()
     for seed, names in enumerate(

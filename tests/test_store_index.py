@@ -329,6 +329,7 @@ def test_several_processes_share_an_index(folder):
     assert without_index(folder) == found
 
 
+@pytest.mark.slow
 def test_a_process_killed_while_it_writes_changes_no_answer(folder):
     "Killed while it writes the index or a record, at ten different times."
     expected = without_index(folder)

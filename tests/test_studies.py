@@ -504,6 +504,26 @@ def test_what_follows_a_drawn_value_follows_it_and_domainbeds_trials_draw_the_re
     assert len({h["lambda"] for h in more}) == 1 + 3 * 2 < len({h["lr_d"] for h in more}) + 1
 
 
+def test_trials_from_one_start_differ_only_in_what_is_drawn(small):
+    space = ("[hparams.all]", SPACE)
+    apart = study_configs(small(space))
+    together = study_configs(small(space, ("trials = 4", "trials = 4\none_start = true")))
+    assert [config.hparams for config in together] == [config.hparams for config in apart]
+    assert {config.hparams_seed for config in apart} == {0, 1, 2, 3}
+    assert {config.hparams_seed for config in together} == {0}
+    assert len({config.run_id for config in together}) == len(apart)
+    for one, other in zip(together, apart):
+        assert one == other.replace(hparams_seed=0)
+    read = read_study(small(space, ("trials = 4", "trials = 4\none_start = true")))
+    assert (read.trials, read.selectable_trials) == (4, 1)
+    changed = with_settings(read, [together[1].run_id], {"weight_decay": 0.5})[0]
+    assert changed.hparams == together[1].hparams | {"weight_decay": 0.5}
+    assert changed.hparams_seed == 0
+    oracle = SPACE.replace("trials = 4", 'trials = 4\none_start = true\nrule = "oracle"')
+    with pytest.raises(HmoeError, match="line 15: trials from one start are averaged"):
+        read_study(small(("[hparams.all]", oracle)))
+
+
 @pytest.mark.parametrize(
     "old, new, said",
     [

@@ -619,24 +619,8 @@ def test_sam_on_mixed_styles_by_hand():
 
 
 @pytest.mark.parametrize("name", ["MixStyle", "EFDMix", "CutMix", "RIDG", "LFME", "SAM+MixStyle"])
-def test_a_killed_run_resumes_bitwise(name, tmp_path):
-    from hmoe_repro.training.planning import make_config
-    from hmoe_repro.training.run import run
-    from hmoe_repro.training.store import RunStore, outcome
-
-    def kill(step, steps):
-        if step == 5:
-            raise KeyboardInterrupt
-
-    options = {"network": "small_cnn", "steps": 9, "checkpoint_frequency": 2}
-    config = make_config(name, "DigitDomainsTiny", ["photo"], 0, {"batch_size": 4}, **options)
-    whole = run(config, RunStore(tmp_path / "whole"))
-    with pytest.raises(KeyboardInterrupt):
-        run(config, RunStore(tmp_path / "killed"), on_step=kill)
-    resumed = run(config, RunStore(tmp_path / "killed"))
-    assert whole["status"] == "complete", whole["reason"]
-    assert resumed["resumed"]
-    assert outcome(whole) == outcome(resumed)
+def test_a_stopped_run_resumes_bitwise(name, tmp_path):
+    by_hand.stopped_and_resumed(name, tmp_path)
 
 
 def test_registered_with_their_defaults():

@@ -283,6 +283,7 @@ def test_gradients_before_the_pool_have_the_layout_of_its_input(name):
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, frozen",
     [quick(name, n) for name in SMALLEST for n in (0, 2) if name not in WHOLE or not n],

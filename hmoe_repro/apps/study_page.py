@@ -290,7 +290,7 @@ def study_page(study, store: RunStore | None = None, output="reports") -> Path:
         raise HmoeError("studies of the toy have no report.", fix="hmoe reproduce hmoe_fig3.")
     store = store or RunStore()
     records, missing = collect_study(study, store)
-    tables, refused, chosen = selected_tables(records, study.rule, study.trials)
+    tables, refused, chosen = selected_tables(records, study.rule, study.selectable_trials)
     sections = []
     for title, _, notes in tables:
         rows = chosen[chosen.table == title].assign(status="complete")

@@ -197,7 +197,7 @@ def report_study(
         formats=formats,
         title=study.title,
         rule=study.rule,
-        n_hparams=study.trials,
+        n_hparams=study.selectable_trials,
         missing=missing,
         fix=f"hmoe sweep {_name_in_commands(study)}",
     )

@@ -198,6 +198,17 @@ def _run_options(study: Study, point: _GridPoint, names: dict[str, str]) -> RunO
     return run.replace(hparams=hparams | _drawn_hparams(study, run))
 
 
+def _resolve_run(study: Study, run: RunOptions) -> RunConfig:
+    """Return the configuration of a run. The number of a trial is also part of its run's seed.
+
+    Trials that start from the weights of trial 0 keep its number.
+    """
+    from hmoe_repro.training.planning import resolve
+
+    config = resolve(run)
+    return config.replace(hparams_seed=0) if study.one_start else config
+
+
 def _resolved(study: Study) -> Iterator[tuple[RunConfig, _GridPoint]]:
     """Yield the configurations of a study, each with its point in the grid.
 
@@ -205,7 +216,6 @@ def _resolved(study: Study) -> Iterator[tuple[RunConfig, _GridPoint]]:
     rest is copied with other seeds. `HmoeError` with file and line if a run cannot be resolved.
     """
     from hmoe_repro.data.registry import DATASETS
-    from hmoe_repro.training.planning import resolve
 
     names = check_study(study)
     first_of = {}  # a run without its seeds -> the first configuration of the kind
@@ -215,7 +225,7 @@ def _resolved(study: Study) -> Iterator[tuple[RunConfig, _GridPoint]]:
             if kind in first_of:
                 config = first_of[kind].replace(trial_seed=point.trial_seed, restart=point.restart)
             else:
-                config = resolve(_run_options(study, point, names))
+                config = _resolve_run(study, _run_options(study, point, names))
                 is_toy = point.dataset == TOY
                 if not (is_toy or point.draw or DATASETS[config.dataset].seeded):
                     first_of[kind] = config
@@ -332,8 +342,6 @@ def with_settings(study, run_ids, settings: dict) -> list[RunConfig]:
     Raises:
         HmoeError: as `study_configs`, and for a setting that one of the runs does not have.
     """
-    from hmoe_repro.training.planning import resolve
-
     study = read_study(study)
     names = check_study(study)
     configs = []
@@ -342,7 +350,7 @@ def with_settings(study, run_ids, settings: dict) -> list[RunConfig]:
             continue
         run = _run_options(study, point, names)
         try:
-            configs.append(resolve(run.replace(hparams=run.hparams | settings)))
+            configs.append(_resolve_run(study, run.replace(hparams=run.hparams | settings)))
         except HmoeError as error:
             raise error.at(f"{config.algorithm} on {config.dataset}") from None
     return configs

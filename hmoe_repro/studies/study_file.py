@@ -156,8 +156,17 @@ class Study:
     trials: int = 1  # trials of the hyper-parameters; trial 0 has the values of the file
     rule: str = RULES[0]  # the rule of model selection, see 04_selection
     domainbed: bool = False  # whether DomainBed's search draws the hyper-parameters not in `space`
+    one_start: bool = False  # whether all trials of a run start from the weights of trial 0
     space: dict = field(default_factory=dict)  # name -> argument of `distribution`; {}: DomainBed's
     plan: "Preregistration | None" = None  # None: the study is retrospective
+
+    @property
+    def selectable_trials(self) -> int:
+        """Number of trials that model selection chooses from.
+
+        Trials from one start are made to be averaged. They are rows of their own, as a grid's are.
+        """
+        return 1 if self.one_start else self.trials
 
 # %% ../../nbs/06_studies/01_study_file.ipynb #def-plan
 def _read_date(value):
@@ -228,6 +237,7 @@ class _Search(Checked):
     trials: Annotated[Count, Field(le=MAX_TRIAL_SEEDS)] = 1
     rule: RuleName = RULES[0]
     domainbed: bool = False
+    one_start: bool = False
 
 
 class _Arrays(Checked):
@@ -399,6 +409,11 @@ def _read_search(file: SettingsFile, table: dict) -> dict:
             "the only trial, 0, draws nothing.", fix="set trials = 20, for example."
         )
         raise problem.at(file.place("search"))
+    if search.one_start and search.rule != RULES[0]:
+        raise HmoeError(
+            f"trials from one start are averaged (`hmoe soup`), and {search.rule} selects one.",
+            fix="remove rule or one_start.",
+        ).at(file.place("search", "one_start"))
     return dict(search) | {"space": space}
 
 
