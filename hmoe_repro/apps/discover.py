@@ -1104,7 +1104,6 @@ def group_words(name: str) -> str:
     """
     return name if _DEFAULT_NAME.fullmatch(name) else f"group “{name}”"
 
-
 # %% ../../nbs/09_apps/04_discover.ipynb #def-findings-verdict
 COLOUR_NMI = 0.7  # NMI from which the groups count as groups by colour and contrast
 
@@ -1301,7 +1300,6 @@ def mistaken_section(findings: Findings, root, most: int = 24) -> dict | None:
         "shown": shown,
     }
 
-
 # %% ../../nbs/09_apps/04_discover.ipynb #def-thumbnail
 def _data_uri(path: Path) -> str:
     """Read an image file, and return a JPEG of 72 x 72 pixels as a data URI."""
@@ -1397,7 +1395,9 @@ def code_maps(findings: Findings) -> list[dict]:
     maps = []
     for title, column in (("group", "group"), ("subject", "class"), ("known origin", "domain")):
         present = set(images[column])
-        if present == {UNKNOWN_DOMAIN} or (column == "class" and (len(present) < 2 or findings.learns_groups)):
+        if present == {UNKNOWN_DOMAIN} or (
+            column == "class" and (len(present) < 2 or findings.learns_groups)
+        ):
             continue
         colours = category_colours(findings.images[column])
         colour_of_image = [colours[value] for value in images[column]]
@@ -1430,9 +1430,9 @@ def _trained_sentence(summary: dict) -> str:
     count = summary["held_out"]
     right = round(summary["accuracy"] * count)
     usual = round(summary["most_frequent"] * count)
-    text = f"The trained model names the right {learned} of {rate_text(right, count)} pictures that "
-    text += f"were kept apart from its training. Always naming the most frequent {learned} would "
-    text += f"be right for {usual}. {_leak_sentence(*summary['leaked'])}"
+    text = f"The trained model names the right {learned} of {rate_text(right, count)} pictures "
+    text += "that were kept apart from its training. Always naming the most frequent "
+    text += f"{learned} would be right for {usual}. {_leak_sentence(*summary['leaked'])}"
     text += "The intervals, here and in the table, say how much another draw of pictures would "
     text += "change these numbers. A difference between two runs that is smaller than that means "
     return text + "nothing."

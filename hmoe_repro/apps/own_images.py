@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['UNSORTED', 'OUTSIDE', 'MAX_NAME', 'FINDINGS_FILE', 'POOLED', 'HELD_OUT', 'FEWEST', 'FEATURES', 'FROZEN',
-           'SCRATCH_HPARAMS', 'image_files', 'Pool', 'read_pool', 'group_name_fault', 'TableFit', 'digest_text',
-           'fit_corrected_groups', 'read_corrected_groups', 'write_corrected_groups', 'moved_images', 'findings_csv',
-           'user_cache', 'training_counts', 'held_out_files', 'check_learned_groups', 'split_pool', 'register_pool',
-           'default_network', 'is_frozen', 'discover_config', 'all_inputs', 'pretrained_features', 'sort_target',
-           'sort_into']
+           'SCRATCH_HPARAMS', 'image_files', 'other_files', 'Pool', 'read_pool', 'group_name_fault', 'TableFit',
+           'digest_text', 'fit_corrected_groups', 'read_corrected_groups', 'write_corrected_groups', 'moved_images',
+           'findings_csv', 'user_cache', 'training_counts', 'held_out_files', 'check_learned_groups', 'split_pool',
+           'register_pool', 'default_network', 'is_frozen', 'discover_config', 'all_inputs', 'pretrained_features',
+           'sort_target', 'sort_into']
 
 # %% ../../nbs/09_apps/01_own_images.ipynb #imports
 import csv
@@ -48,7 +48,7 @@ from hmoe_repro.data.image_folder import (
     walk,
 )
 from ..data.image_quality import ImageFindings, LeftOut, left_out_files, left_out_notes
-from ..data.loader import ImageDataset
+from ..data.loader import FolderNote, ImageDataset
 from ..data.registry import load_dataset, register_dataset
 from ..networks.backbones import LARGE
 from ..networks.timm_models import FrozenStages
@@ -80,8 +80,18 @@ def image_files(folder) -> list[str]:
     """
     files, others = _images_and_others(folder)
     for note in left_out_notes(others):
-        warnings.warn(note, stacklevel=2)
+        warnings.warn(note, FolderNote, stacklevel=2)
     return files
+
+
+@public(folder=Place)
+def other_files(folder) -> list[LeftOut]:
+    """List the visible files below a folder that are no image of a readable format.
+
+    Args:
+        folder: its path, or the path of a file.
+    """
+    return [] if expanded(folder).is_file() else _images_and_others(folder)[1]
 
 # %% ../../nbs/09_apps/01_own_images.ipynb #def-pool
 @dataclass
