@@ -203,7 +203,7 @@ def test_the_keyboard_alone_moves_renames_and_saves(tmp_path):
         target = page.locator("#target option:checked").text_content()
         assert target != first
         page.keyboard.press("Enter")
-        assert page.locator("#said").text_content() == f"2 pictures moved to {target}"
+        assert page.locator("#said").text_content() == f"2 pictures moved to the group “{target}”"
         page.keyboard.press("Control+z")
         assert "not saved" not in page.locator("#summary").text_content()
         page.keyboard.press("Control+Shift+z")
