@@ -1159,7 +1159,7 @@ def _most_frequent(values: pd.Series) -> str | None:
 
 TABLE_WORDS = {
     "images": "pictures",
-    "held-out images": "new pictures",
+    "held-out images": "test pictures",
     "accuracy on these": "subject recognised",
     "mean confidence": "how sure",
     "most frequent class": "most frequent subject",

@@ -194,7 +194,7 @@ function makeUnplaced() {
   const hint = "In no group yet. Drag them to a group. Those that stay here are put into the most similar group by “Train again”.";
   const column = element("section", {class: "group unplaced"}, element("div", {class: "head"},
     element("strong", {class: "title"}, nameOf(UNPLACED)), element("div", {class: "row"}, count, all),
-    element("p", {class: "quiet small"}, hint)), list);
+    element("p", {class: "quiet hint"}, hint)), list);
   column.dataset.key = UNPLACED;
   return {column, count, all, list, drawn: ""};
 }
