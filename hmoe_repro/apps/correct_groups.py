@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['THUMBNAIL_SIDE', 'PICTURE_SIDE', 'CACHE_BYTES', 'MAX_CONNECTIONS', 'REQUEST_SECONDS', 'Refusal', 'Pictures',
-           'check_groups', 'GroupFile', 'train_from_stdin', 'start_training', 'Training', 'GroupServer',
+           'check_groups', 'ReadGroups', 'GroupFile', 'train_from_stdin', 'start_training', 'Training', 'GroupServer',
            'report_folder', 'has_corrections', 'correct_groups', 'write_door']
 
 # %% ../../nbs/09_apps/12_correct_groups.ipynb #imports
@@ -265,17 +265,15 @@ def _pool_of(folder: Path, classes: bool) -> Pool:
         folder: the folder.
         classes: as in `read_pool`.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the page lists what is left out
-        try:
-            return read_pool(folder, None, classes)
-        except HmoeError:
-            images = pd.DataFrame({"file": image_files(folder), "class": "image", "domain": None})
-            return Pool(folder, images)
+    try:
+        return read_pool(folder, None, classes)
+    except HmoeError:
+        images = pd.DataFrame({"file": image_files(folder), "class": "image", "domain": None})
+        return Pool(folder, images)
 
 # %% ../../nbs/09_apps/12_correct_groups.ipynb #def-group-file
-class GroupFile:
-    """Groups of the images of a folder, kept in a CSV file.
+class ReadGroups:
+    """Groups of the images of a folder, read from a CSV file.
 
     Args:
         folder: the folder.
@@ -374,6 +372,10 @@ class GroupFile:
                 cause = f"The group “{name}” has {plural(size, 'picture')} to train on, after a "
                 cause += f"part was kept apart for the test. At least {FEWEST} are needed."
                 raise Refusal(409, cause)
+
+# %% ../../nbs/09_apps/12_correct_groups.ipynb #def-group-file-saved
+class GroupFile(ReadGroups):
+    """Groups of the images of a folder, kept in a CSV file. For the arguments see `ReadGroups`."""
 
     @property
     def is_corrected(self) -> bool:
@@ -551,6 +553,23 @@ def _move_report(source: Path, target: Path):
         if (source / name).exists():
             os.replace(source / name, target / name)
 
+
+def _take_over(groups: GroupFile, output: Path, folder: Path, version: int) -> dict:
+    """Move page and table of a training into the output folder, and return its result.
+
+    Args:
+        groups: the saved groups.
+        output: the output folder.
+        folder: the folder of the training.
+        version: version of the groups that it was trained on.
+    """
+    result = json.loads((folder / "result.json").read_text("utf-8"))
+    with groups.lock:
+        if groups.version == version:  # nothing was saved in the meantime
+            groups.read(folder / TABLE_FILE)
+    _move_report(folder, output)
+    return result
+
 # %% ../../nbs/09_apps/12_correct_groups.ipynb #def-training
 class Training:
     """A training on saved groups, in another process.
@@ -625,7 +644,9 @@ class Training:
         run_id = None
         try:
             if process.wait() == 0:
-                run_id = self._take_over(folder, version)
+                result = _take_over(self.groups, self.output, folder, version)
+                run_id = result["run"]
+                self.notes = [str(note) for note in result.get("notes", [])]
                 ended = "done"
         except (OSError, HmoeError, ValueError, KeyError) as error:
             self._lines.append(str(error))
@@ -635,16 +656,6 @@ class Training:
             self.run_id = run_id
             if self.state == "running":
                 self.state = ended
-
-    def _take_over(self, folder: Path, version: int) -> str | None:
-        """Move page and table into the output folder, and return the id of the run."""
-        result = json.loads((folder / "result.json").read_text("utf-8"))
-        with self.groups.lock:
-            if self.groups.version == version:  # nothing was saved in the meantime
-                self.groups.read(folder / TABLE_FILE)
-        _move_report(folder, self.output)
-        self.notes = [str(note) for note in result.get("notes", [])]
-        return result["run"]
 
     def stop(self):
         """Stop a running training, and wait for its end."""
@@ -817,7 +828,7 @@ def _body(connection: _Connection) -> dict:
     if not is_number or "Transfer-Encoding" in headers:
         raise Refusal(411, "The length of the body must be given.")
     length = int(lengths[0][:20])
-    if length > connection.server.max_body:
+    if length > 2**18 + 16 * len(connection.server.groups.files):
         raise Refusal(413, "The body is too large.")
     content = connection.rfile.read(length)
     if len(content) < length:
@@ -949,6 +960,19 @@ _BUSY_HEADERS = (
 )
 _BUSY = "\r\n".join(_BUSY_HEADERS).encode() + b"\r\n\r\n" + _BUSY_BODY
 
+
+def _group_file(folder, output: Path, settings: dict) -> GroupFile:
+    """Read the groups of a report.
+
+    Args:
+        folder: the folder of images.
+        output: the folder of the report.
+        settings: arguments of `discover`.
+    """
+    names = ("classes", "seed", "test_domain")
+    of_folder = {name: settings[name] for name in names if name in settings}
+    return GroupFile(folder, output / TABLE_FILE, **of_folder)
+
 # %% ../../nbs/09_apps/12_correct_groups.ipynb #def-server
 class GroupServer(ThreadingHTTPServer):
     """Server of the page on which the groups of a folder are corrected.
@@ -977,10 +1001,8 @@ class GroupServer(ThreadingHTTPServer):
         seconds: float = REQUEST_SECONDS,
     ):
         output = expanded(output).absolute()
-        names = ("classes", "seed", "test_domain")
         settings = settings or {}
-        of_folder = {name: settings[name] for name in names if name in settings}
-        self.groups = GroupFile(folder, output / TABLE_FILE, **of_folder)
+        self.groups = _group_file(folder, output, settings)
         self.pictures = Pictures(self.groups.folder, self.groups.files)
         self.training = Training(self.groups, output, settings)
         self.report_file = output / PAGE_FILE
@@ -991,11 +1013,6 @@ class GroupServer(ThreadingHTTPServer):
         self._lock = threading.Lock()
         super().__init__(("127.0.0.1", port), _Handler)
         self.hosts = {f"127.0.0.1:{self.server_port}", f"localhost:{self.server_port}"}
-
-    @property
-    def max_body(self) -> int:
-        """Largest number of bytes of the body of a request."""
-        return 2**18 + 16 * len(self.groups.files)
 
     def server_bind(self):
         """Bind the socket, without looking up the name of this computer."""

@@ -210,7 +210,7 @@ class Findings:
 
     @property
     def learned(self) -> str:
-        """What the model learns to name, for the report: 'subject' or 'group'."""
+        """Name of what the model learns, for the report: 'subject' or 'group'."""
         return "group" if self.learns_groups else "subject"
 
     @property
@@ -777,6 +777,52 @@ def _enter_groups(
     if run_folder:
         save_groups(run_folder, list(images.group.cat.categories), chosen.get("grouping"))
 
+# %% ../../nbs/09_apps/04_discover.ipynb #def-take-groups
+def _take_groups(
+    groups, pool: Pool, unreadable, classes: bool, by_features: bool, settings: dict
+) -> tuple[Correction | None, bool | dict[str, str], dict]:
+    """Read corrected groups, and enter them into the settings of a run.
+
+    Args:
+        groups: as in `discover`.
+        pool: the images.
+        unreadable: as in `_read_correction`.
+        classes: as in `discover`.
+        by_features: as in `_points_of_images`.
+        settings: settings of `discover_config`.
+
+    Returns:
+        The correction or None, `classes` (the group of each file if the folder has no classes), and
+        the settings.
+
+    Raises:
+        HmoeError: as `_read_correction`, and for a group that is too small to be learned.
+    """
+    if groups is None:
+        return None, classes, settings
+    correction = _read_correction(groups, pool, unreadable)
+    correction = _complete(correction, pool.root, classes, by_features, settings)
+    group_of_file = _training_labels(correction, unreadable)
+    if pool.has_classes:
+        return correction, classes, settings | {"groups": group_of_file}
+    check_learned_groups(read_pool(pool.root, None, group_of_file), settings.get("seed", 0))
+    return correction, group_of_file, settings
+
+
+def _enter_correction(grouping: dict, correction: Correction, files, learns_groups: bool):
+    """Replace the groups of a trained model by the corrected ones, and their confidence.
+
+    Args:
+        grouping: result of `_train_beside`.
+        correction: the groups.
+        files: the images.
+        learns_groups: as in `Findings`.
+    """
+    codes = correction.codes(files)
+    weights = grouping["probability" if learns_groups else "gate"]
+    confidence = weights[np.arange(len(codes)), codes]
+    grouping |= {"codes": codes, "confidence": confidence, "names": correction.names}
+
 # %% ../../nbs/09_apps/04_discover.ipynb #def-discover-groups
 @public(folder=Place, labels=Place | None, device=Device, groups=Place | None)
 def discover(
@@ -833,39 +879,32 @@ def discover(
     unreadable = []
     if skip_unreadable:
         unreadable, settings = _skipped(pool, settings)
-    correction = None
-    learns_groups = False
-    if groups is not None:
-        correction = _read_correction(groups, pool, unreadable)
-        correction = _complete(correction, folder, classes, "features" in possible, settings)
-        labels_of_training = _training_labels(correction, unreadable)
-        learns_groups = not pool.has_classes
-        if learns_groups:
-            classes = labels_of_training
-            experts = len(correction.names)
-            check_learned_groups(read_pool(folder, labels, classes), settings.get("seed", 0))
-        else:
-            settings = settings | {"groups": labels_of_training}
+    by_features = "features" in possible
+    correction, classes, settings = _take_groups(
+        groups, pool, unreadable, classes, by_features, settings
+    )
+    learns_groups = correction is not None and not pool.has_classes
+    experts = len(correction.names) if correction and learns_groups else experts
     make_config = functools.partial(discover_config, folder, classes=classes, **settings)
     config = make_config(experts=experts or 5)
     data = build_dataset(config)
     images = pool_images(config, data, folder, labels, classes)
     groupings = {}
-    if "features" in possible and correction:
+    if by_features and correction:
         with Progress(quiet=CONFIG.quiet) as show:
             groupings["features"] = _corrected_by_features(
                 config, data, correction, show, learns_groups
             )
-    elif "features" in possible:
+    elif by_features:
         wanted = experts if method == "features" else None
         with Progress(quiet=CONFIG.quiet) as show:
             taken = [*data.class_names, *images.domain.cat.categories]
-            by_features = _group_by_features(config, data, wanted, show, taken)
-        groupings["features"] = by_features
-        experts = experts or len(by_features["centres"])
+            found = _group_by_features(config, data, wanted, show, taken)
+        groupings["features"] = found
+        experts = experts or len(found["centres"])
         if method == "features":
             # check the names before anything is trained
-            _named(by_features["codes"], by_features["names"], names)
+            _named(found["codes"], found["names"], names)
     record = None
     if pool.has_classes or learns_groups:
         configs = []
@@ -876,17 +915,13 @@ def discover(
     if correction:
         images["found"] = images.file.map(correction.found_of_file)
     if correction and method == "hmoe":
-        codes = correction.codes(images.file)
-        weights = groupings["hmoe"]["probability" if learns_groups else "gate"]
-        confidence = weights[np.arange(len(codes)), codes]
-        corrected = {"codes": codes, "confidence": confidence, "names": correction.names}
-        groupings["hmoe"] |= corrected
+        _enter_correction(groupings["hmoe"], correction, images.file, learns_groups)
     correction_notes = correction.notes if correction else []
     run_folder = store.path(record["run_id"]) if record else None
     _enter_groups(images, groupings[method], names, run_folder)
     images["digest"] = _digests(data)
     images["colour"] = _of_colour(data, images.group.nunique())
-    features = groupings["features"]["points"] if "features" in possible else None
+    features = groupings["features"]["points"] if by_features else None
     return Findings(
         images,
         method=method,

@@ -389,7 +389,7 @@ def _check_groups(groups: set[str], name: str):
 # %% ../../nbs/09_apps/01_own_images.ipynb #def-table-fit
 @dataclass(frozen=True)
 class TableFit:
-    """How the lines of a table of groups fit the images of a folder.
+    """Fit of the lines of a table of groups to the images of a folder.
 
     Args:
         rows: image -> columns of its line.
