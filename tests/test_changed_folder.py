@@ -237,6 +237,7 @@ def test_a_folder_without_subjects_is_trained_on_its_groups(tmp_path, monkeypatc
     found = discover(root, groups=tmp_path / "groups.csv", store=store, **SMALL)
     assert found.learns_groups
     assert found.record["config"]["algorithm"] == "HMOE-ND"
+    assert found.model
     assert found.model.class_names == ["g0", "g1"]
     assert found.images.set_index("file").group.astype(str).to_dict() == group
     summary = summarise_findings(found)

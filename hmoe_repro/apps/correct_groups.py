@@ -212,7 +212,7 @@ def _checked_name(group) -> str:
     return name
 
 
-def check_groups(groups, count: int, optional=frozenset()) -> list[str | None]:
+def check_groups(groups, count: int, optional: tuple[int, ...] | set[int] = ()) -> list[str | None]:
     """Return the name of the group of each image, or None for an optional one without a group.
 
     Args:

@@ -880,15 +880,15 @@ def discover(
     if skip_unreadable:
         unreadable, settings = _skipped(pool, settings)
     by_features = "features" in possible
-    correction, classes, settings = _take_groups(
+    correction, classes_of_run, settings = _take_groups(
         groups, pool, unreadable, classes, by_features, settings
     )
     learns_groups = correction is not None and not pool.has_classes
     experts = len(correction.names) if correction and learns_groups else experts
-    make_config = functools.partial(discover_config, folder, classes=classes, **settings)
+    make_config = functools.partial(discover_config, folder, classes=classes_of_run, **settings)
     config = make_config(experts=experts or 5)
     data = build_dataset(config)
-    images = pool_images(config, data, folder, labels, classes)
+    images = pool_images(config, data, folder, labels, classes_of_run)
     groupings = {}
     if by_features and correction:
         with Progress(quiet=CONFIG.quiet) as show:

@@ -697,7 +697,9 @@ def user_cache() -> Path:
 FEWEST = 5  # training images of a group, of which the protocol holds out a fifth
 
 
-def training_counts(groups: Mapping[str, str], held_out=frozenset()) -> dict[str, int]:
+def training_counts(
+    groups: Mapping[str, str], held_out: Sequence[str] | set[str] = ()
+) -> dict[str, int]:
     """Count the images of each group that are not held out.
 
     Args:
