@@ -50,13 +50,35 @@ def test_one_photograph_is_one_row_equal_to_python(model, photo, absolute):
 
 def test_one_photograph_that_is_absent_or_damaged(model, photo):
     assert "absent.png cannot be read" in str(command(model, "absent.png").exception)
-    error = command(model, "broken.png").exception
-    assert "--skip-unreadable" in error.fix
-    assert "1 of 1 images" in error.cause
-    error = command(model, "broken.png", "--skip-unreadable").exception
-    assert isinstance(error, HmoeError)
-    assert "--skip-unreadable" not in error.fix
+    for more in ((), ("--skip-unreadable",)):
+        error = command(model, "broken.png", *more).exception
+        assert isinstance(error, HmoeError)
+        assert "--skip-unreadable" not in error.fix
+        assert "1 of 1 images" in error.cause
     assert not (photo.parent / "out.csv").exists()
+
+
+def test_a_folder_is_predicted_and_every_other_file_is_listed(model, photo):
+    folder = photo.parent / "new"
+    folder.mkdir()
+    photo.rename(folder / photo.name)
+    (photo.parent / "broken.png").rename(folder / "broken.png")
+    for name in ("MOV_1.mov", "raw.CR2", "notes.txt"):
+        (folder / name).write_bytes(b"x")
+    done = command(model, "new")
+    assert done.exit_code == 1
+    assert isinstance(done.exception, SystemExit)
+    with (photo.parent / "out.csv").open(encoding="utf-8") as file:
+        assert [row["file"] for row in csv.DictReader(file)] == ["photo.png"]
+    for name in ("broken.png", "MOV_1.mov", "raw.CR2", "notes.txt"):
+        assert done.stderr.count(name) == 1, name
+    assert "4 files left out" in done.stdout
+    assert command(model, "new", "--skip-unreadable", "--overwrite").exit_code == 0
+    for name in ("broken.png", "raw.CR2"):
+        (folder / name).unlink()
+    done = command(model, "new", "--overwrite")  # a film and a text are no pictures
+    assert done.exit_code == 0
+    assert "2 files left out" in done.stdout
 
 
 def test_a_folder_leaves_the_damaged_one_out_if_told_to(model, photo):

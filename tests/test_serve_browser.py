@@ -203,7 +203,7 @@ def test_the_keyboard_alone_moves_renames_and_saves(tmp_path):
         target = page.locator("#target option:checked").text_content()
         assert target != first
         page.keyboard.press("Enter")
-        assert page.locator("#said").text_content() == f"2 pictures moved to {target}"
+        assert page.locator("#said").text_content() == f"2 pictures moved to the group “{target}”"
         page.keyboard.press("Control+z")
         assert "not saved" not in page.locator("#summary").text_content()
         page.keyboard.press("Control+Shift+z")
@@ -291,3 +291,57 @@ def test_contrast_is_sufficient(tmp_path):
             page.click("#help")
             page.locator(".tile").first.click()
             assert not page.evaluate(browser.CONTRAST), scheme
+
+
+def test_new_pictures_are_shown_and_small_groups_stop_the_training_before_it_begins(tmp_path):
+    folder, output = begin(tmp_path)
+    first = sorted(folder.rglob("*.png"))[3]
+    picture = Image.open(first).transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    picture.save(first.with_name("new.png"))
+    with served(folder, output) as (address, _), opened(address) as page:
+        unplaced = page.locator("section.unplaced .tile")
+        assert unplaced.count() == 1
+        assert unplaced.locator("img").get_attribute("alt").endswith("new.png")
+        assert page.locator("#train").is_enabled()
+        group = page.locator("section.group:not(.unplaced)").first
+        tiles = group.locator(".tile")
+        tiles.nth(1).click()
+        tiles.nth(2).click(modifiers=["Shift"])
+        page.select_option("#target", label="a new group")
+        page.click("#move")
+        page.keyboard.press("Enter")
+        assert page.locator("#train").is_disabled()
+        assert page.locator("#blocked").is_visible()
+        assert page.locator("section.group .small:visible").count() == 1
+        page.click("#undo")
+        assert page.locator("#train").is_enabled()
+        assert not page.locator("#blocked").is_visible()
+        page.click("#train")
+        page.wait_for_selector("#report:not([hidden])", timeout=300_000)
+        page.wait_for_function("() => !document.querySelector('section.unplaced')")
+        file = first.with_name("new.png").relative_to(folder).as_posix()
+        assert groups_of(output)[file] in set(groups_of(output).drop(file))
+        assert page.locator(f'.tile.unsure img[alt="{file}"]').count() == 1
+
+
+def test_after_done_the_page_shows_what_was_saved_and_changes_nothing(tmp_path):
+    folder, output = begin(tmp_path)
+    before = groups_of(output)
+    with served(folder, output) as (address, process), opened(address) as page:
+        page.on("dialog", lambda dialog: dialog.accept())
+        names = [section.get_attribute("aria-label") for section in page.locator(".group").all()]
+        sizes = [column(page, name).locator(".tile").count() for name in names]
+        tile = column(page, names[0]).locator(".tile").first
+        tile.drag_to(column(page, names[1]).locator(".pictures"))
+        assert column(page, names[1]).locator(".tile").count() == sizes[1] + 1
+        page.click("#done")
+        saved(page)
+        assert process.wait(30) == 0
+        assert [column(page, name).locator(".tile").count() for name in names] == sizes
+        assert "not saved" not in page.locator("#summary").text_content()
+        assert page.locator("button:enabled, input:enabled, select:enabled").count() == 0
+        column(page, names[0]).locator(".tile").first.click()
+        page.keyboard.press("Control+z")
+        assert not page.locator("#chosen").is_visible()
+        assert page.locator(".tile[aria-selected=true]").count() == 0
+    pd.testing.assert_series_equal(groups_of(output), before)

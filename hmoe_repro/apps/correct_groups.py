@@ -4,12 +4,11 @@
 
 # %% auto #0
 __all__ = ['THUMBNAIL_SIDE', 'PICTURE_SIDE', 'CACHE_BYTES', 'MAX_CONNECTIONS', 'REQUEST_SECONDS', 'Refusal', 'Pictures',
-           'check_groups', 'GroupFile', 'train_from_stdin', 'start_training', 'Training', 'GroupServer',
+           'check_groups', 'ReadGroups', 'GroupFile', 'train_from_stdin', 'start_training', 'Training', 'GroupServer',
            'report_folder', 'has_corrections', 'correct_groups', 'write_door']
 
 # %% ../../nbs/09_apps/12_correct_groups.ipynb #imports
 import contextlib
-import csv
 import hashlib
 import io
 import json
@@ -51,16 +50,22 @@ from hmoe_repro.apps.discover import (
     save_findings,
 )
 from hmoe_repro.apps.own_images import (
+    FEWEST,
     FINDINGS_FILE,
+    Pool,
+    fit_corrected_groups,
     group_name_fault,
+    held_out_files,
     image_files,
-    read_corrected_groups,
+    read_pool,
+    training_counts,
     write_corrected_groups,
 )
 from ..core.config import CONFIG
-from ..core.errors import HmoeError, Place, listed, plural, public, system_error
+from ..core.errors import HmoeError, Place, listed, plural, printable, public, system_error
 from ..core.files import expanded, read_bytes, write_atomic
-from ..data.transforms import MOST_PIXELS, as_rgb, read_image
+from ..data.image_quality import DAMAGED_FIX, LeftOut, by_reason
+from ..data.transforms import MOST_PIXELS, as_rgb, read_image, why_unreadable
 from ..training.store import RunStore
 
 # %% ../../nbs/09_apps/12_correct_groups.ipynb #def-refusal
@@ -126,7 +131,7 @@ class Pictures:
 
     def __init__(self, root, files, limit: int = CACHE_BYTES):
         self.root = Path(root).resolve()
-        self.files = list(files)
+        self.files = files  # which grows if images are added
         self.limit = limit
         self.cached_bytes = 0
         self._cache = OrderedDict()
@@ -207,13 +212,14 @@ def _checked_name(group) -> str:
     return name
 
 
-def check_groups(groups, count: int) -> list[str]:
-    """Return the name of the group of each image.
+def check_groups(groups, count: int, optional: tuple[int, ...] | set[int] = ()) -> list[str | None]:
+    """Return the name of the group of each image, or None for an optional one without a group.
 
     Args:
         groups: what the page sends, a list of `{"name": text, "images": [number, ...]}`. Groups
             without images are left out.
         count: number of images.
+        optional: numbers of images that need no group.
 
     Raises:
         Refusal: for anything else, for names that differ only in case, for an image that is
@@ -239,11 +245,12 @@ def check_groups(groups, count: int) -> list[str]:
             if number in group_of_image:
                 raise Refusal(400, f"Picture {number} is in two groups.")
             group_of_image[number] = name
-    if len(group_of_image) < count:
-        raise Refusal(400, f"{count - len(group_of_image)} pictures are in no group.")
+    missing = set(range(count)) - set(group_of_image) - set(optional)
+    if missing:
+        raise Refusal(400, f"{len(missing)} pictures are in no group.")
     if len(names) < 2:
         raise Refusal(400, "All pictures are in one group. At least two groups are needed.")
-    return [group_of_image[number] for number in range(count)]
+    return [group_of_image.get(number) for number in range(count)]
 
 # %% ../../nbs/09_apps/12_correct_groups.ipynb #def-named-files
 def _digest(path: Path) -> bytes:
@@ -251,28 +258,37 @@ def _digest(path: Path) -> bytes:
     return hashlib.sha256(read_bytes(path)).digest()
 
 
-def _named_files(path: Path, files: list[str]) -> list[str]:
-    """Return those of `files` that a table of groups names, in their order."""
-    text = read_bytes(path).decode("utf-8-sig", "surrogateescape")
-    named = set()
-    for row in csv.DictReader(io.StringIO(text, newline="")):
-        file = unicodedata.normalize("NFC", row.get("file") or "")
-        named |= {file, file.removeprefix("'")}
-    return [file for file in files if unicodedata.normalize("NFC", file) in named]
+def _pool_of(folder: Path, classes: bool) -> Pool:
+    """Read the images of a folder, without classes if they are too few or not sorted.
+
+    Args:
+        folder: the folder.
+        classes: as in `read_pool`.
+    """
+    try:
+        return read_pool(folder, None, classes)
+    except HmoeError:
+        images = pd.DataFrame({"file": image_files(folder), "class": "image", "domain": None})
+        return Pool(folder, images)
 
 # %% ../../nbs/09_apps/12_correct_groups.ipynb #def-group-file
-class GroupFile:
-    """Groups of the images of a folder, kept in a CSV file.
+class ReadGroups:
+    """Groups of the images of a folder, read from a CSV file.
 
     Args:
         folder: the folder.
         path: the CSV file, as `groups_csv` or `write_corrected_groups` writes it.
+        classes: as in `discover`.
+        seed: seed of the trainings.
+        test_domain: as in `discover`.
 
     Raises:
         HmoeError: if the file cannot be read, or does not fit the folder.
     """
 
-    def __init__(self, folder, path):
+    def __init__(
+        self, folder, path, classes: bool = True, seed: int = 0, test_domain: str | None = None
+    ):
         self.folder = expanded(folder).absolute()
         self.path = expanded(path).absolute()
         if not self.path.exists():
@@ -280,37 +296,91 @@ class GroupFile:
             raise HmoeError(cause, fix="write it by `hmoe discover`.")
         self.lock = threading.RLock()
         self.version = 0
-        self.files: list[str] = []  # paths of the images below the folder
+        self.files: list[str] = []  # paths below the folder of all images seen, never reordered
+        self._settings = (classes, seed, test_domain)
         self.read()
 
     def read(self, source: Path | None = None):
-        """Read the file, which begins a new version. The images keep their numbers.
+        """Read the file and the folder, which begins a new version. Images keep their numbers.
+
+        New images have the group ''. Images that cannot be decoded are left out.
 
         Args:
             source: another table that replaces the file, or None.
 
         Raises:
-            HmoeError: if the table cannot be read, or has other images.
+            HmoeError: if the table cannot be read, or names no image of the folder.
         """
         with self.lock:
             path = source or self.path
             content = read_bytes(path)
-            files = self.files or _named_files(path, image_files(self.folder))
-            if not files:
-                cause = f"{path.name} names no image of {self.folder.name}."
-                raise HmoeError(cause, fix="name the folder for which it was written.")
-            table = read_corrected_groups(path, files)
+            self.pool = _pool_of(self.folder, self._settings[0])
+            present = list(self.pool.images.file)
+            fit = fit_corrected_groups(path, present, self.folder)
+            reasons = {file: why_unreadable(self.folder / file) for file in fit.new}
+            damaged = {file: reason for file, reason in reasons.items() if reason}
             if source:
                 os.replace(source, self.path)
-            self.files = files
-            self.table = table
+            known = set(self.files)
+            kept = [file for file in present if file not in damaged]
+            self.files += [file for file in kept if file not in known]
+            rows = []
+            for file in self.files:
+                row = fit.rows.get(file) or fit.absent.get(file)
+                rows.append(row or {"file": file, "group": "", "found": ""})
+            self.table = pd.DataFrame(rows).fillna("")
+            self.gone = {i for i, file in enumerate(self.files) if file not in set(kept)}
+            absent = [row for file, row in fit.absent.items() if file not in set(self.files)]
+            self.absent = pd.DataFrame(absent)
+            self.notes = fit.notes
+            self.left_out = [LeftOut(file, damaged[file], DAMAGED_FIX) for file in damaged]
+            self.left_out += self.pool.left_out
+            self.held_out = self._held_out()
             self._digest = hashlib.sha256(content).digest()
             self.version += 1
+
+    def _held_out(self) -> set[str] | None:
+        """Return the images that a training holds out, or None if that depends on the groups."""
+        if not self.pool.has_classes:
+            return None
+        try:
+            return held_out_files(self.pool, *self._settings[1:])
+        except HmoeError:  # which the training says
+            return set()
+
+    @property
+    def new(self) -> set[int]:
+        """Numbers of the images that are in no group yet."""
+        return set(self.table.index[self.table.group == ""])
+
+    def training_sizes(self) -> dict[str, int]:
+        """Return the number of images of each group that a training learns from.
+
+        Without classes in the folder, a training learns the groups and holds out a fifth of each.
+        """
+        shown = self.table[(self.table.group != "") & ~self.table.index.isin(self.gone)]
+        groups = dict(zip(shown.file, shown.group))
+        if self.held_out is not None:
+            return training_counts(groups, self.held_out)
+        sizes = training_counts(groups)
+        return {name: size - max(1, size // 5) for name, size in sizes.items()}
+
+    def check_sizes(self):
+        """Raise `Refusal` if a group is too small for a training."""
+        for name, size in self.training_sizes().items():
+            if size < FEWEST:
+                cause = f"The group “{name}” has {plural(size, 'picture')} to train on, after a "
+                cause += f"part was kept apart for the test. At least {FEWEST} are needed."
+                raise Refusal(409, cause)
+
+# %% ../../nbs/09_apps/12_correct_groups.ipynb #def-group-file-saved
+class GroupFile(ReadGroups):
+    """Groups of the images of a folder, kept in a CSV file. For the arguments see `ReadGroups`."""
 
     @property
     def is_corrected(self) -> bool:
         """Return whether a group differs from the one that was found."""
-        return bool((self.table.group != self._found).any())
+        return bool(((self.table.group != self._found) & (self.table.group != "")).any())
 
     @property
     def _found(self) -> pd.Series:
@@ -318,24 +388,55 @@ class GroupFile:
         return self.table.found.where(self.table.found != "", self.table.group)
 
     def as_dict(self) -> dict:
-        """Return what the page shows: files, confidence, borderline, found groups and groups."""
+        """Return what the page shows.
+
+        Each of `files` has its `confidence`, whether it is `unsure`, the group in which it was
+        `found`, its `subject` and the `predicted` one, and whether it is `held_out` (None if that
+        depends on the groups). `groups` have numbers of images. Images in no group yet are `new`,
+        and those no longer in the folder `gone`. A training needs `minimum` images of each group.
+        """
         with self.lock:
             table = self.table
             absent = pd.Series("", table.index)
             confidence = pd.to_numeric(table.get("confidence", absent), errors="coerce")
             unsure = table.get("borderline", absent).str.strip().str.lower() == "true"
+            shown = table[~table.index.isin(self.gone)]
             groups = []
-            for name in table.group.value_counts().index:
-                numbers = table.index[table.group == name].tolist()
+            for name in shown.group[shown.group != ""].value_counts().index:
+                numbers = shown.index[shown.group == name].tolist()
                 groups.append({"name": name, "images": numbers})
+            left_out = []
+            for reason, fix, files in by_reason(self.left_out):
+                left_out.append({"reason": reason, "fix": fix, "files": files})
             return {
                 "version": self.version,
                 "files": self.files,
                 "confidence": [None if value != value else value for value in confidence],
                 "unsure": unsure.tolist(),
-                "found": self._found.tolist(),
+                "found": table.found.tolist(),
                 "groups": groups,
+                "new": sorted(self.new - self.gone),
+                "gone": sorted(self.gone),
+                "subject": self._subjects(),
+                "predicted": table.get("predicted", absent).tolist(),
+                "held_out": self._held_out_marks(),
+                "minimum": FEWEST,
+                "notes": self.notes,
+                "left_out": left_out,
             }
+
+    def _subjects(self) -> list[str] | None:
+        """Return the subject of each image, '' if it is gone, or None if there are no subjects."""
+        if not self.pool.has_classes:
+            return None
+        subject_of = dict(zip(self.pool.images.file, self.pool.images["class"]))
+        return [subject_of.get(file, "") for file in self.files]
+
+    def _held_out_marks(self) -> list[bool] | None:
+        """Return whether a training holds out each image, or None if that depends on the groups."""
+        if self.held_out is None:
+            return None
+        return [file in self.held_out for file in self.files]
 
     def save(self, groups, version) -> int:
         """Write the groups of the page, and return the new version.
@@ -348,7 +449,8 @@ class GroupFile:
             Refusal: for invalid groups, and if the groups have changed since the page loaded them.
         """
         with self.lock:
-            names = check_groups(groups, len(self.table))
+            given = check_groups(groups, len(self.table), self.new | self.gone)
+            names = [name or old for name, old in zip(given, self.table.group)]
             if version != self.version:
                 cause = "Other groups were saved since this page was loaded."
                 raise Refusal(409, cause, version=self.version)
@@ -358,7 +460,9 @@ class GroupFile:
                 raise Refusal(409, cause, version=self.version)
             changed = self.table.assign(group=names, found=self._found)
             try:
-                write_corrected_groups(self.path, changed)
+                in_groups = changed[changed.group != ""]
+                written = pd.concat([in_groups, self.absent]).fillna("")
+                write_corrected_groups(self.path, written)
             except (HmoeError, OSError) as error:
                 reason = system_error(error) if isinstance(error, OSError) else error
                 raise Refusal(500, f"The groups could not be saved. {reason}") from None
@@ -396,7 +500,8 @@ def train_from_stdin():
         findings = discover(task["folder"], groups=task["groups"], **settings)
         options = last_options(task["place"])
         save_findings(findings, task["folder"], task["output"], options, task["place"])
-        result = {"run": findings.run_id}
+        notes = findings.correction.notes if findings.correction else []
+        result = {"run": findings.run_id, "notes": notes}
         write_atomic(Path(task["output"]) / "result.json", json.dumps(result))
     except HmoeError as error:
         sys.exit(str(error))
@@ -409,13 +514,13 @@ def start_training(images: Path, folder: Path, settings: dict, place: Path) -> s
 
     Args:
         images: the folder of images.
-        folder: folder with `corrected.csv`, for what the process writes.
+        folder: folder with `saved/groups.csv`, for what the process writes.
         settings: arguments of `discover`.
         place: folder of the report.
     """
     task = {
         "folder": str(images),
-        "groups": str(folder / "corrected.csv"),
+        "groups": str(folder / "saved" / TABLE_FILE),
         "output": str(folder),
         "place": str(place),
         "settings": settings,
@@ -448,6 +553,23 @@ def _move_report(source: Path, target: Path):
         if (source / name).exists():
             os.replace(source / name, target / name)
 
+
+def _take_over(groups: GroupFile, output: Path, folder: Path, version: int) -> dict:
+    """Move page and table of a training into the output folder, and return its result.
+
+    Args:
+        groups: the saved groups.
+        output: the output folder.
+        folder: the folder of the training.
+        version: version of the groups that it was trained on.
+    """
+    result = json.loads((folder / "result.json").read_text("utf-8"))
+    with groups.lock:
+        if groups.version == version:  # nothing was saved in the meantime
+            groups.read(folder / TABLE_FILE)
+    _move_report(folder, output)
+    return result
+
 # %% ../../nbs/09_apps/12_correct_groups.ipynb #def-training
 class Training:
     """A training on saved groups, in another process.
@@ -464,6 +586,7 @@ class Training:
         self.settings = settings
         self.state = "none"
         self.run_id = None
+        self.notes: list[str] = []
         self._lines = deque(maxlen=_LINES)
         self._lock = threading.Lock()
         self._process = None
@@ -478,6 +601,7 @@ class Training:
                 "seconds": time.monotonic() - self._began if self.state == "running" else 0,
                 "lines": list(self._lines),
                 "run_id": self.run_id,
+                "notes": self.notes,
                 "version": self.groups.version,
             }
 
@@ -485,20 +609,23 @@ class Training:
         """Start the training on the groups that are saved now.
 
         Raises:
-            Refusal: if one is running.
+            Refusal: if one is running, and if a group is too small.
         """
+        self.groups.check_sizes()
         with self._lock:
             if self.state == "running":
                 raise Refusal(409, "A training is running already.")
             self.state = "running"
             self.run_id = None
+            self.notes = []
             self._began = time.monotonic()
             self._lines.clear()
             try:
                 folder = Path(tempfile.mkdtemp(prefix=".training-", dir=self.output))
                 with self.groups.lock:
                     version = self.groups.version
-                    shutil.copyfile(self.groups.path, folder / "corrected.csv")
+                    (folder / "saved").mkdir()
+                    shutil.copyfile(self.groups.path, folder / "saved" / TABLE_FILE)
                 images = self.groups.folder
                 self._process = start_training(images, folder, self.settings, self.output)
             except OSError as error:
@@ -517,7 +644,9 @@ class Training:
         run_id = None
         try:
             if process.wait() == 0:
-                run_id = self._take_over(folder, version)
+                result = _take_over(self.groups, self.output, folder, version)
+                run_id = result["run"]
+                self.notes = [str(note) for note in result.get("notes", [])]
                 ended = "done"
         except (OSError, HmoeError, ValueError, KeyError) as error:
             self._lines.append(str(error))
@@ -527,15 +656,6 @@ class Training:
             self.run_id = run_id
             if self.state == "running":
                 self.state = ended
-
-    def _take_over(self, folder: Path, version: int) -> str | None:
-        """Move page and table into the output folder, and return the id of the run."""
-        result = json.loads((folder / "result.json").read_text("utf-8"))
-        with self.groups.lock:
-            if self.groups.version == version:  # nothing was saved in the meantime
-                self.groups.read(folder / TABLE_FILE)
-        _move_report(folder, self.output)
-        return result["run"]
 
     def stop(self):
         """Stop a running training, and wait for its end."""
@@ -708,7 +828,7 @@ def _body(connection: _Connection) -> dict:
     if not is_number or "Transfer-Encoding" in headers:
         raise Refusal(411, "The length of the body must be given.")
     length = int(lengths[0][:20])
-    if length > connection.server.max_body:
+    if length > 2**18 + 16 * len(connection.server.groups.files):
         raise Refusal(413, "The body is too large.")
     content = connection.rfile.read(length)
     if len(content) < length:
@@ -820,7 +940,9 @@ class _Handler(_Connection):
                 self.answer_json({})
             case ["done"]:
                 self.close_connection = True
-                self.answer_json({"file": file})
+                report = self.server.report_file
+                page = str(report) if report.exists() else None
+                self.answer_json({"file": file, "page": page})
                 threading.Thread(target=self.server.shutdown, daemon=True).start()
             case _:
                 raise Refusal(404, "There is nothing at this address.")
@@ -837,6 +959,19 @@ _BUSY_HEADERS = (
     "Connection: close",
 )
 _BUSY = "\r\n".join(_BUSY_HEADERS).encode() + b"\r\n\r\n" + _BUSY_BODY
+
+
+def _group_file(folder, output: Path, settings: dict) -> GroupFile:
+    """Read the groups of a report.
+
+    Args:
+        folder: the folder of images.
+        output: the folder of the report.
+        settings: arguments of `discover`.
+    """
+    names = ("classes", "seed", "test_domain")
+    of_folder = {name: settings[name] for name in names if name in settings}
+    return GroupFile(folder, output / TABLE_FILE, **of_folder)
 
 # %% ../../nbs/09_apps/12_correct_groups.ipynb #def-server
 class GroupServer(ThreadingHTTPServer):
@@ -866,13 +1001,13 @@ class GroupServer(ThreadingHTTPServer):
         seconds: float = REQUEST_SECONDS,
     ):
         output = expanded(output).absolute()
-        self.groups = GroupFile(folder, output / TABLE_FILE)
+        settings = settings or {}
+        self.groups = _group_file(folder, output, settings)
         self.pictures = Pictures(self.groups.folder, self.groups.files)
-        self.training = Training(self.groups, output, settings or {})
+        self.training = Training(self.groups, output, settings)
         self.report_file = output / PAGE_FILE
         self.seconds = seconds
         self.token = secrets.token_urlsafe(32)
-        self.max_body = 2**18 + 16 * len(self.groups.files)
         self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._waiting: dict[socket.socket, None] = {}  # for a request, the longest time first
         self._lock = threading.Lock()
@@ -1052,11 +1187,12 @@ def write_door(server: GroupServer) -> Path:
 
 def _announce(server: GroupServer):
     """Print the address of a server as the last line."""
-    images = image_files(server.groups.folder)
-    shown = set(server.groups.files)
-    others = [file for file in images if file not in shown]
-    if others:
-        count = plural(len(others), "image")
-        print(f"not in {TABLE_FILE}: {count} ({listed(others, 3)})", file=sys.stderr)
+    groups = server.groups
+    for note in groups.notes:
+        print(f"note: {printable(note)}", file=sys.stderr)
+    new = [groups.files[number] for number in sorted(groups.new)]
+    if new:
+        count = plural(len(new), "new image")
+        print(f"{count} in no group yet: {printable(listed(new, 10))}", file=sys.stderr)
     print("correct the groups in a browser (Ctrl-C ends):", flush=True)
     print(server.address, flush=True)

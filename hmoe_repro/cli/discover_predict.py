@@ -11,6 +11,8 @@ import warnings
 from pathlib import Path
 from typing import Annotated
 
+import typer
+
 from . import options
 from .options import argument, option, path_from_here, print_written, say, say_frame
 from ..core.config import CONFIG
@@ -18,18 +20,17 @@ from ..core.errors import listed, plural, printable
 from ..core.files import keep_existing
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-write-findings
-def _print_skipped(unreadable: list[tuple[str, str]]):
-    """Print the images that were left out, and the reasons, on standard error."""
-    for file, why in unreadable:
-        print(f"left out: {printable(f'{file} ({why})')}", file=sys.stderr)
+def _print_left_out(left_out, limit: int = 5):
+    """Print the files that were left out, by reason, with what to do, on standard error.
 
-
-def _print_left_out(left_out):
-    """Print the files that were left out, by reason, with what to do, on standard error."""
+    Args:
+        left_out: entries of `LeftOut`.
+        limit: number of files of each reason that are named.
+    """
     from hmoe_repro.data.image_quality import by_reason
 
     for reason, fix, files in by_reason(left_out):
-        named = f"{listed(files, 5)} ({reason}). {fix.rstrip('.')}."
+        named = f"{listed(files, limit)} ({reason}). {fix.rstrip('.')}."
         print(f"left out: {printable(named)}", file=sys.stderr)
 
 
@@ -234,6 +235,15 @@ def discover_command(
         _serve(folder, output, open_, settings)
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-predict
+_SkipDamagedOption = Annotated[
+    bool,
+    option(
+        "Exit with status 0 although pictures were left out.",
+        "--skip-unreadable/--no-skip-unreadable",
+    ),
+]
+
+
 def predict_command(
     folder: Annotated[str, argument("An image file, or a folder of images with its subfolders.")],
     model: Annotated[str, option("A run of `hmoe runs`, or a folder of `hmoe export`.")],
@@ -244,7 +254,7 @@ def predict_command(
         str | None, option("last, or an inference mode: the weights it selected.")
     ] = None,
     mode: Annotated[str | None, option("Inference mode; default: the algorithm's first.")] = None,
-    skip_unreadable: options.SkipUnreadableOption = False,
+    skip_unreadable: _SkipDamagedOption = False,
     device: options.DeviceOption = "auto",
     trust_code: Annotated[
         bool, option("Run the code kept with the run; read it first.", "--trust-code")
@@ -252,6 +262,9 @@ def predict_command(
     overwrite: options.OverwriteOption = False,
 ):
     """Predict the class of every image of a folder, into a CSV file.
+
+    Files that cannot be predicted are listed with the reason. If one of them is a picture, the
+    status is 1, unless --skip-unreadable allows it. The CSV file has all others.
 
     Its columns are file, class and probability, for HMOE also nearest_domain (its expert) and
     gate_value, and for a run of `hmoe discover` by features also group. The group is that of the
@@ -261,19 +274,27 @@ def predict_command(
     Example:
         hmoe predict --model RUN path/to/new
     """
+    from hmoe_repro.apps.own_images import other_files
     from hmoe_repro.apps.predict import load, predict_folder, predictions_csv
     from hmoe_repro.core.devices import resolve_device
     from hmoe_repro.core.files import write_atomic
     from hmoe_repro.core.progress import Progress
+    from hmoe_repro.data.image_quality import DAMAGED_FIX, LeftOut
+    from hmoe_repro.data.loader import FolderNote
 
     keep_existing(output, overwrite=overwrite)
     trained = load(model, weights, None, str(resolve_device(device)), trust_code)
-    with Progress(quiet=CONFIG.quiet) as progress:
-        table, skipped = predict_folder(trained, folder, mode, skip_unreadable, progress)
+    with Progress(quiet=CONFIG.quiet) as progress, warnings.catch_warnings():
+        warnings.simplefilter("ignore", FolderNote)  # these files are listed below
+        table, unreadable = predict_folder(trained, folder, mode, True, progress)
     write_atomic(Path(output), predictions_csv(table))
-    _print_skipped(skipped)
-    left_out = f", {len(skipped)} skipped" if skipped else ""
-    print(f"{plural(len(table), 'image')} in {path_from_here(output)}{left_out}")
+    left_out = [LeftOut(file, reason, DAMAGED_FIX) for file, reason in unreadable]
+    left_out += other_files(folder)
+    _print_left_out(left_out, len(left_out))
+    counted = f", {plural(len(left_out), 'file')} left out" if left_out else ""
+    print(f"{plural(len(table), 'image')} in {path_from_here(output)}{counted}")
+    if any(entry.is_picture for entry in left_out) and not skip_unreadable:
+        raise typer.Exit(1)
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-evaluate
 def evaluate_command(

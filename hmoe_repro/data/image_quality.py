@@ -257,12 +257,20 @@ def examine_images(
     return ImageMeasures(tree, digests, reasons, table, thumbnails)
 
 # %% ../../nbs/02_data/14_image_quality.ipynb #def-left-out
+_RAW = "it is a raw file of a camera"
+
+
 class LeftOut(NamedTuple):
     """A file of a folder that is not used, the reason, and what its owner can do."""
 
     file: str
     reason: str
     fix: str
+
+    @property
+    def is_picture(self) -> bool:
+        """Return whether the file is a picture: damaged, or for another program to read."""
+        return is_image(self.file) or bool(format_of(self.file)) or self.reason == _RAW
 
 
 _OTHER_FILES = {  # reason -> fix, suffixes
@@ -274,7 +282,7 @@ _OTHER_FILES = {  # reason -> fix, suffixes
         "To use its pictures, save its pages as PNG or JPEG.",
         ".pdf .doc .docx .odt .ppt .pptx .svg .ps .eps .psd .xcf .ai",
     ),
-    "it is a raw file of a camera": (
+    _RAW: (
         "To use it, export it as JPEG or TIFF.",
         ".dng .raw .cr2 .cr3 .nef .arw .raf .orf .rw2 .pef .srw",
     ),

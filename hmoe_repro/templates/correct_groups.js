@@ -3,6 +3,8 @@
 const $ = id => document.getElementById(id);
 const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5c00", "#888888"];
 const NEW = "new";  // the choice of a new group in a menu
+const UNPLACED = 0;  // key of the column of images that are in no group yet
+const GONE = -1;     // key of images that are no longer in the folder
 
 let data = null;        // what the server has: files, confidence, unsure, found
 let groups = [];        // {key, name, home}: home is the found group that most of its images have
@@ -13,6 +15,10 @@ let clock = 0;
 let past = [];          // snapshots for undo and redo
 let future = [];
 let savedState = "";
+let saved = null;       // the snapshot that the file has
+let saving = false;     // a save is on its way
+let training = false;   // a training is running
+let finished = false;   // the page has ended: nothing can be changed
 const selected = new Set();
 let anchor = null;      // where Shift+click begins
 let dragged = null;     // numbers of the images that are dragged
@@ -44,11 +50,14 @@ function show(text, good = false, ...buttons) {
 
 const snapshot = () => ({groups: groups.map(group => ({...group})), groupOf: [...groupOf], order: [...order]});
 const membersOf = key => groupOf.flatMap((k, i) => k === key ? [i] : []);
-const nameOf = key => groups.find(group => group.key === key).name;
+const nameOf = key => key === UNPLACED ? "New pictures" : groups.find(group => group.key === key).name;
+// Named so that a group is never taken for a subject.
+const inWords = name => /^(found )*group \d+$/.test(name) ? name : `the group “${name}”`;
 const currentState = () => JSON.stringify([groups.map(group => [group.key, group.name]), groupOf]);
 const unsaved = () => data !== null && currentState() !== savedState;
 
 function change(action) {
+  if (finished) return;
   const before = snapshot();
   action();
   past.push(before);
@@ -58,7 +67,7 @@ function change(action) {
 }
 
 function travel(from, to, text) {
-  if (!from.length) return;
+  if (finished || !from.length) return;
   to.push(snapshot());
   ({groups, groupOf, order} = from.pop());
   render();
@@ -78,7 +87,8 @@ function badName(name, key) {
 }
 
 function newGroup() {
-  const used = new Set(groups.map(group => group.name));
+  const used = new Set([...groups.map(group => group.name), ...(data.subject || [])]
+    .map(name => name.toLowerCase()));
   let number = groups.length + 1;
   while (used.has(`group ${number}`)) number += 1;
   const group = {key: ++lastKey, name: `group ${number}`, home: null};
@@ -97,7 +107,7 @@ function moveTo(ids, target) {
   });
   selected.clear();
   markSelected();
-  say(`${plural(moving.length, "picture")} moved to ${nameOf(target)}`);
+  say(`${plural(moving.length, "picture")} moved to ${inWords(nameOf(target))}`);
   const column = columns.get(target);
   const first = column.list.querySelector(".tile.moved");
   if (first) column.list.scrollTop += first.getBoundingClientRect().top - column.list.getBoundingClientRect().top - 40;
@@ -114,7 +124,7 @@ function rename(key, input) {
   }
   show("");
   change(() => { groups.find(group => group.key === key).name = name; });
-  say(`The group is called ${name}`);
+  say(`The group is called “${name}”`);
 }
 
 function merge(from, into) {
@@ -125,16 +135,37 @@ function merge(from, into) {
     for (const i of ids) { groupOf[i] = into; order[i] = clock; }
     groups = groups.filter(group => group.key !== from);
   });
-  say(`${name} is merged into ${nameOf(into)}`);
+  say(`${inWords(name)} is merged into ${inWords(nameOf(into))}`);
 }
 
 // The board.
 
-const homes = () => new Map(groups.map(group => [group.key, group.home]));
-
 function words(i) {
-  const sure = data.confidence[i] === null ? "" : `, confidence ${Math.round(100 * data.confidence[i])} %`;
-  return `${data.files[i]}: found in ${data.found[i]}${sure}`;
+  const parts = [];
+  if (data.subject) parts.push(`subject ${data.subject[i]}`);
+  if (data.subject && data.predicted[i] && data.predicted[i] !== data.subject[i])
+    parts.push(`the model says ${data.predicted[i]}`);
+  parts.push(data.found[i] ? `found in ${inWords(data.found[i])}` : "new, or of an unknown group");
+  if (data.confidence[i] !== null) parts.push(`${Math.round(100 * data.confidence[i])} % sure of the group`);
+  return `${data.files[i]}: ${parts.join(", ")}`;
+}
+
+// How many images of a group a training learns from: some are kept apart for the test.
+function trainingSize(key) {
+  const ids = membersOf(key);
+  if (data.held_out) return ids.filter(i => !data.held_out[i]).length;
+  return ids.length - (ids.length > 1 ? Math.max(1, Math.floor(ids.length / 5)) : 0);
+}
+
+const tooSmall = key => membersOf(key).length > 0 && trainingSize(key) < data.minimum;
+
+// Why no training can start, or "".
+function whyBlocked() {
+  if (new Set(groupOf.filter(key => key > UNPLACED)).size < 2) return "A training needs at least two groups.";
+  const small = groups.filter(group => tooSmall(group.key));
+  if (!small.length) return "";
+  const each = small.map(group => `“${group.name}” has ${trainingSize(group.key)}`).join(", ");
+  return `“Train again” has to wait. It needs at least ${data.minimum} pictures of each group to train on, after a part was kept apart for the test: ${each}. Move more pictures there, or merge the group with another.`;
 }
 
 function makeTile(i) {
@@ -156,7 +187,20 @@ const seen = new IntersectionObserver(entries => {
   }
 }, {rootMargin: "200px", scrollMargin: "200px"});
 
+function makeUnplaced() {
+  const count = element("span", {class: "count quiet"});
+  const all = element("button", {type: "button", onclick: () => select(membersOf(UNPLACED), true)}, "Select all");
+  const list = element("div", {class: "pictures", role: "listbox", "aria-multiselectable": "true"});
+  const hint = "In no group yet. Drag them to a group. Those that stay here are put into the most similar group by “Train again”.";
+  const column = element("section", {class: "group unplaced"}, element("div", {class: "head"},
+    element("strong", {class: "title"}, nameOf(UNPLACED)), element("div", {class: "row"}, count, all),
+    element("p", {class: "quiet hint"}, hint)), list);
+  column.dataset.key = UNPLACED;
+  return {column, count, all, list, drawn: ""};
+}
+
 function makeColumn(group) {
+  if (group.key === UNPLACED) return makeUnplaced();
   const name = element("input", {class: "name", "aria-label": "Name of the group", maxlength: "100",
     onchange: event => rename(group.key, event.target),
     onkeydown: event => {
@@ -171,17 +215,20 @@ function makeColumn(group) {
     if (event.target.value) merge(group.key, Number(event.target.value));
   }});
   const list = element("div", {class: "pictures", role: "listbox", "aria-multiselectable": "true"});
+  const small = element("p", {class: "small"});
   const column = element("section", {class: "group"}, element("div", {class: "head"}, name,
-    element("div", {class: "row"}, count, all, into)), list);
+    element("div", {class: "row"}, count, all, into), small), list);
   column.dataset.key = group.key;
-  return {column, name, count, all, into, list, drawn: ""};
+  return {column, name, count, all, into, small, list, drawn: ""};
 }
 
 function drawTiles(parts, key, home) {
   const ids = membersOf(key);
-  const sections = [["Unsure", "unsure", []], ["Moved here", "moved", []], ["Sure", "sure", []]];
+  const first = key === UNPLACED ? "New" : "Unsure";
+  const sections = [[first, "unsure", []], ["Moved here", "moved", []], ["Sure", "sure", []]];
   for (const i of ids) {
-    const moved = data.found[i] !== home;
+    if (key === UNPLACED) { sections[0][2].push(i); continue; }
+    const moved = data.found[i] ? data.found[i] !== home : order[i] > 0;
     sections[moved ? 1 : data.unsure[i] ? 0 : 2][2].push(i);
   }
   const least = (a, b) => (data.confidence[a] ?? 1) - (data.confidence[b] ?? 1) || a - b;
@@ -212,38 +259,65 @@ function options(select, first, except) {
 }
 
 function render() {
-  const home = homes();
-  for (const [key, parts] of columns) if (!home.has(key)) { parts.column.remove(); columns.delete(key); }
-  groups.forEach((group, place) => {
+  const unplaced = membersOf(UNPLACED).length ? [{key: UNPLACED, name: nameOf(UNPLACED), home: null}] : [];
+  const shown = [...unplaced, ...groups];
+  const keys = new Set(shown.map(group => group.key));
+  for (const [key, parts] of columns) if (!keys.has(key)) { parts.column.remove(); columns.delete(key); }
+  shown.forEach((group, place) => {
     if (!columns.has(group.key)) columns.set(group.key, makeColumn(group));
     const parts = columns.get(group.key);
     if ($("board").children[place] !== parts.column) $("board").insertBefore(parts.column, $("board").children[place] || null);
-    parts.column.style.setProperty("--colour", COLOURS[(group.key - 1) % COLOURS.length]);
+    if (group.key) parts.column.style.setProperty("--colour", COLOURS[(group.key - 1) % COLOURS.length]);
     parts.column.setAttribute("aria-label", group.name);
     parts.list.setAttribute("aria-label", `Pictures of ${group.name}`);
-    if (document.activeElement !== parts.name || parts.name.value !== group.name) parts.name.value = group.name;
+    if (parts.name) if (document.activeElement !== parts.name || parts.name.value !== group.name) parts.name.value = group.name;
     drawTiles(parts, group.key, group.home);
     const size = membersOf(group.key).length;
     parts.count.textContent = plural(size, "picture");
     parts.all.disabled = !size;
-    parts.into.hidden = groups.length < 2;
-    options(parts.into, [element("option", {value: ""}, "Merge into …")], group.key);
+    if (parts.name) {
+      parts.small.hidden = !tooSmall(group.key);
+      parts.small.textContent = `Too small: ${trainingSize(group.key)} to train on, ${data.minimum} are needed`;
+      parts.into.hidden = groups.length < 2;
+      options(parts.into, [element("option", {value: ""}, "Merge into …")], group.key);
+    }
     if (!parts.list.querySelector(".tile[tabindex='0']")) {
       const first = parts.list.querySelector(".tile");
       if (first) first.tabIndex = 0;
     }
   });
-  $("undo").disabled = !past.length;
-  $("redo").disabled = !future.length;
   summarise();
   markSelected();
 }
 
+// The one place that says what can be done: it follows from `finished`, `saving`, `training`, the
+// history and the difference from what is saved.
 function summarise() {
-  const filled = new Set(groupOf).size;
+  const filled = new Set(groupOf.filter(key => key > UNPLACED)).size;
+  const fresh = membersOf(UNPLACED).length;
   const changed = unsaved();
-  $("summary").textContent = `${plural(data.files.length, "picture")}, ${plural(filled, "group")}, ${changed ? "not saved yet" : "saved"}`;
-  $("save").disabled = !changed;
+  const blocked = whyBlocked();
+  const state = finished ? "finished" : changed ? "not saved yet" : "saved";
+  const parts = [plural(groupOf.filter(key => key !== GONE).length, "picture"), plural(filled, "group")];
+  if (fresh) parts.push(`${fresh.toLocaleString("en")} in no group yet`);
+  $("summary").textContent = [...parts, state].join(", ");
+  $("undo").disabled = finished || !past.length;
+  $("redo").disabled = finished || !future.length;
+  $("save").disabled = finished || saving || !changed;
+  $("train").disabled = finished || training || Boolean(blocked);
+  $("blocked").textContent = blocked;
+  $("blocked").hidden = finished || !blocked;
+}
+
+// What the folder has besides the pictures of the groups.
+function showFolder() {
+  $("notes").replaceChildren(...data.notes.map(note => element("p", {}, `Note: ${note}.`)));
+  $("notes").hidden = !data.notes.length;
+  const count = data.left_out.reduce((sum, entry) => sum + entry.files.length, 0);
+  $("left-out").hidden = !count;
+  $("left-out").firstElementChild.textContent = `${plural(count, "file")} of the folder left out`;
+  $("left-out").lastElementChild.replaceChildren(...data.left_out.map(({reason, fix, files}) =>
+    element("li", {}, `${files.join(", ")}: ${reason}. ${fix}`)));
 }
 
 // Selection.
@@ -287,7 +361,7 @@ function focusTile(tile) {
 
 function clicked(event) {
   const tile = event.target.closest(".tile");
-  if (!tile) return;
+  if (!tile || finished) return;
   const i = numberOf(tile);
   if (event.shiftKey && anchor !== null) select(between(anchor, tile), true);
   else { select([i], !selected.has(i)); anchor = i; }
@@ -325,7 +399,7 @@ function neighbour(tile, key) {
 
 function tileKey(event) {
   const tile = event.target.closest(".tile");
-  if (!tile) return;
+  if (!tile || finished) return;
   const i = numberOf(tile);
   if (event.key === " ") { select([i], !selected.has(i)); anchor = i; }
   else if (event.key === "Enter") enlarge(tile);
@@ -350,7 +424,7 @@ function moveSelected() {
 
 // Dragging.
 
-const zoneOf = event => event.target instanceof Element ? event.target.closest(".group, #new") : null;
+const zoneOf = event => event.target instanceof Element ? event.target.closest(".group:not(.unplaced), #new") : null;
 
 function unmark() {
   for (const zone of document.querySelectorAll(".over")) zone.classList.remove("over");
@@ -359,6 +433,7 @@ function unmark() {
 document.addEventListener("dragstart", event => {
   const tile = event.target instanceof Element && event.target.closest(".tile");
   if (!tile) return;
+  if (finished) { event.preventDefault(); return; }
   const i = numberOf(tile);
   dragged = selected.has(i) ? [...selected] : [i];
   event.dataTransfer.effectAllowed = "move";
@@ -403,15 +478,22 @@ async function ask(path, body) {
   return answer;
 }
 
+// Take over what is on the page as what the file has.
+function markSaved() {
+  saved = snapshot();
+  savedState = currentState();
+}
+
 function fill(loaded) {
   data = loaded;
   lastKey = 0;
   groups = [];
-  groupOf = new Array(data.files.length).fill(0);
+  groupOf = new Array(data.files.length).fill(UNPLACED);
+  for (const i of data.gone) groupOf[i] = GONE;
   order = new Array(data.files.length).fill(0);
   for (const {name, images} of data.groups) {
     const counts = new Map();
-    for (const i of images) counts.set(data.found[i], (counts.get(data.found[i]) || 0) + 1);
+    for (const i of images) if (data.found[i]) counts.set(data.found[i], (counts.get(data.found[i]) || 0) + 1);
     const home = [...counts].sort((a, b) => b[1] - a[1])[0];
     const key = ++lastKey;
     groups.push({key, name, home: home ? home[0] : null});
@@ -421,10 +503,11 @@ function fill(loaded) {
   for (const parts of columns.values()) parts.column.remove();
   columns.clear();
   tiles.clear();
-  for (let i = 0; i < data.files.length; i += 1) tiles.set(i, makeTile(i));
+  for (let i = 0; i < data.files.length; i += 1) if (groupOf[i] !== GONE) tiles.set(i, makeTile(i));
   [past, future] = [[], []];
   selected.clear();
-  savedState = currentState();
+  markSaved();
+  showFolder();
   render();
 }
 
@@ -434,14 +517,16 @@ async function load() {
 }
 
 async function save() {
+  if (finished || saving) return false;
   if (!unsaved()) return true;
-  const saving = currentState();
+  const [kept, state] = [snapshot(), currentState()];
   const sent = groups.map(group => ({name: group.name, images: membersOf(group.key)}));
-  $("save").disabled = true;
+  saving = true;
+  summarise();
   try {
     const answer = await ask("save", {version: data.version, groups: sent});
     data.version = answer.version;
-    savedState = saving;
+    [saved, savedState] = [kept, state];
     show(`Saved in ${answer.file}.`, true);
     say("Saved");
   } catch (error) {
@@ -450,43 +535,47 @@ async function save() {
       show(error.message, false, "reload", "overwrite");
     } else show(error.message);
   }
+  saving = false;
   summarise();
   return !unsaved();
 }
 
 async function train() {
-  if (!await save()) return;
-  $("train").disabled = true;
+  if (training || !await save()) return;
+  training = true;
+  summarise();
   try {
     await ask("train", {});
     show("");
     await watch();
   } catch (error) {
-    show(error.message);
-    $("train").disabled = false;
+    training = false;
+    if (!finished) show(error.message);
+    summarise();
   }
 }
 
-function showTraining(training) {
-  const running = training.state === "running";
-  $("training").hidden = training.state === "none";
-  $("train").disabled = running;
-  $("stop").hidden = !running;
-  const texts = {running: `Training, ${Math.round(training.seconds)} s.`, failed: "The training failed.",
-    stopped: "The training was stopped.", done: "Done."};
-  $("training-state").textContent = texts[training.state] || "";
-  const model = training.run_id ? `New model: ${training.run_id}.` : "The page is new; without class folders nothing is trained.";
-  $("training-line").textContent = training.state === "done" ? model : training.lines[training.lines.length - 1] || "";
-  $("training-lines").textContent = training.lines.join("\n");
-  $("report").hidden = training.state !== "done";
+function showTraining(status) {
+  training = status.state === "running";
+  $("training").hidden = status.state === "none";
+  $("stop").hidden = !training;
+  const texts = {running: `Training, ${Math.round(status.seconds)} s.`, failed: "The training failed.",
+    stopped: "The training was stopped.", done: "The training is done."};
+  $("training-state").textContent = texts[status.state] || "";
+  const model = [`New model: ${status.run_id}.`, ...status.notes.map(note => `Note: ${note}.`)].join(" ");
+  $("training-line").textContent = status.state === "done" ? model : status.lines[status.lines.length - 1] || "";
+  $("training-lines").textContent = status.lines.join("\n");
+  $("report").hidden = status.state !== "done";
+  summarise();
 }
 
 async function watch() {
   for (;;) {
-    const training = await ask("training");
-    showTraining(training);
-    if (training.state !== "running") {
-      if (training.state === "done" && !unsaved() && training.version !== data.version) await load();
+    const status = await ask("training");
+    if (finished) return;
+    showTraining(status);
+    if (status.state !== "running") {
+      if (status.state === "done" && !unsaved() && status.version !== data.version) await load();
       say($("training-state").textContent);
       return;
     }
@@ -496,11 +585,23 @@ async function watch() {
 
 async function done() {
   if (unsaved() && !confirm("There are changes that are not saved. Leave without them?")) return;
+  if (training && !confirm("A training is running. Stop it and leave?")) return;
   try {
     const answer = await ask("done", {});
-    savedState = currentState();
+    const lost = unsaved();
+    finished = true;
+    ({groups, groupOf, order} = saved);  // the page shows what the file has
+    [past, future] = [[], []];
+    selected.clear();
+    render();
+    if (training) $("training").hidden = true;
+    training = false;
+    $("report").hidden = true;
+    document.body.classList.add("finished");
     document.querySelectorAll("button, input, select").forEach(control => { control.disabled = true; });
-    show(`Finished. The groups are in ${answer.file}. You can close this window.`, true);
+    const without = lost ? ", without the changes that were not saved" : "";
+    const page = answer.page ? ` The page is ${answer.page}.` : "";
+    show(`Finished. The groups are in ${answer.file}${without}.${page} You can close this window.`, true);
   } catch (error) { show(error.message); }
 }
 
