@@ -216,7 +216,7 @@ class SoupResult:
         recipe: 'best single', 'uniform' or 'greedy'.
         run_ids: runs whose weights are averaged, the best first.
         validation: accuracy on validation images of the training domains, 0 to 1.
-        test: accuracy on the test domains, 0 to 1.
+        test: accuracy on the test domains, 0 to 1. NaN for final models, which have none.
         accuracies: domain -> split -> mode -> accuracy.
         weights: the averaged weights.
     """
@@ -254,7 +254,8 @@ class _Evaluator:
         for domain in self.config.test_domains:
             accuracies[domain] = {"in": self.evaluation.accuracy(self.algorithm, domain, "in")}
         test = test_accuracy(accuracies, self.config.test_domains, self.mode)
-        assert test is not None  # all test domains were measured
+        if test is None:  # final models, trained on all domains
+            test = math.nan
         return SoupResult(recipe, run_ids, validation, test, accuracies, weights)
 
 # %% ../../nbs/09_apps/14_soup.ipynb #def-soup-of-group
@@ -447,7 +448,7 @@ def _soup_entry(group: SoupGroup, result: SoupResult) -> dict:
                 "weights_sha256": digest,
                 "step": selected["step"],
                 "validation_accuracy": selected["validation_accuracy"],
-                "test_accuracy": selected["test_accuracy"],
+                "test_accuracy": selected.get("test_accuracy"),
                 "chosen": record["run_id"] in result.run_ids,
             }
         )
@@ -466,13 +467,11 @@ def _record_of_soup(group: SoupGroup, result: SoupResult, entry: dict) -> dict:
     base = group.records[0]
     kept = ("run_id", "record_version", "status", "reason", "config", "environment", "test_size")
     step = max(record["selected"][group.mode]["step"] for record in group.records)
-    selected = {
-        "step": step,
-        "validation_accuracy": result.validation,
-        "test_accuracy": result.test,
-    }
+    selected = {"step": step, "validation_accuracy": result.validation}
+    if not math.isnan(result.test):
+        selected["test_accuracy"] = result.test
     return {
-        **{name: base.get(name) for name in kept},
+        **{name: base[name] for name in kept if name in base},
         "checkpoints": [{"step": step, "losses": {}, "accuracies": result.accuracies}],
         "selected": {group.mode: selected},
         "soup": entry,

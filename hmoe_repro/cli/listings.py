@@ -10,6 +10,7 @@ from typing import Annotated
 
 from .options import option, print_frame, print_table
 from ..core.errors import HmoeError, plural, printable
+from ..training.run_config import NO_TEST_DOMAIN
 
 # %% ../../nbs/11_cli/02_listings.ipynb #def-published
 def _artefact_rows() -> list[list]:
@@ -128,7 +129,7 @@ def _run_row(run) -> list:
         run.run_id,
         config["algorithm"],
         config["dataset"],
-        "+".join(config["test_domains"]),
+        "+".join(config["test_domains"]) or NO_TEST_DOMAIN,
         config["trial_seed"],
         config["steps"],
         run.status,

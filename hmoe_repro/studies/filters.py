@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from ..core.errors import HmoeError, check_choice, unknown_value
 from ..core.names import matching_names
 from ..networks.search_space import parse_setting
-from ..training.run_config import RunConfig
+from ..training.run_config import NO_TEST_DOMAIN, RunConfig
 from ..training.store import RunSummary
 
 # %% ../../nbs/06_studies/04_filters.ipynb #def-run-fields
@@ -92,7 +92,7 @@ STATUSES = ("complete", "failed")  # of a record
 _VALUES = {  # field -> function that returns its values in a run
     "algorithm": lambda run: [run.config["algorithm"]],
     "dataset": lambda run: [run.config["dataset"]],
-    "test_domain": lambda run: list(run.config["test_domains"]),
+    "test_domain": lambda run: list(run.config["test_domains"]) or [NO_TEST_DOMAIN],
     "seed": lambda run: [str(run.config["trial_seed"])],
     "status": lambda run: [run.status],
 }
