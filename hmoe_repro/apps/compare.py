@@ -21,6 +21,7 @@ from ..algorithms import get_algorithm
 from ..algorithms.base import SHARED_HPARAMS
 from ..algorithms.from_file import algorithm_name
 from ..algorithms.hparams import with_network
+from ..analysis.curves import rising_notes
 from ..analysis.results import checkpoints, config_of, frame_of
 from hmoe_repro.analysis.statistics import (
     accuracy_verdict,
@@ -29,7 +30,13 @@ from hmoe_repro.analysis.statistics import (
     forest_note,
     forest_plot,
 )
-from ..analysis.tables import accuracy_table, complete_rows, row_name, table_notes
+from hmoe_repro.analysis.tables import (
+    accuracy_table,
+    complete_rows,
+    row_name,
+    small_test_notes,
+    table_notes,
+)
 from ..analysis.writers import template, text_table
 from ..core.errors import Device, HmoeError, Place, check_choice, plural, public
 from ..core.files import ensure_writable, expanded, write_atomic
@@ -224,7 +231,8 @@ def _best_algorithm(rows: pd.DataFrame) -> str:
     """
     cells = rows.groupby(["algorithm", "mode", "test_domain"], sort=False).accuracy
     by_domain = cells.agg(["mean", "size"]).reset_index()
-    table = by_domain.groupby(["algorithm", "mode"], sort=False).agg({"mean": "mean", "size": "sum"})
+    rows_of_table = by_domain.groupby(["algorithm", "mode"], sort=False)
+    table = rows_of_table.agg({"mean": "mean", "size": "sum"})
     whole = table[table["size"] == table["size"].max()]
     return str(whole["mean"].idxmax()[0])
 
@@ -432,6 +440,8 @@ def compare_frame(frame: pd.DataFrame, baseline: str) -> Comparison:
         differences = contrasts(frame, baseline)
         table = _with_differences(table, differences, row_name(baseline, first_mode))
     notes = [_settings_note(frame), *table_notes(frame)]
+    notes += rising_notes(checkpoints(frame), frame)
+    notes += small_test_notes(frame)
     return Comparison(accuracy_verdict(frame, baseline), table, differences, frame, notes)
 
 # %% ../../nbs/09_apps/05_compare.ipynb #def-compare

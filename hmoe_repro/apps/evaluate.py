@@ -599,7 +599,8 @@ class Evaluated:
     def contact_sheet(self, count: int = 12, algorithm: str | None = None):
         """Draw the test images with the largest losses, with label and predicted class.
 
-        Without test images, images of the first role that there is are drawn. An image that several runs predict is drawn once, with its largest loss.
+        Without test images, images of the first role that there is are drawn. An image that
+        several runs predict is drawn once, with its largest loss.
 
         Args:
             count: maximum number of images.
