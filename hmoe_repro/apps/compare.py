@@ -305,11 +305,7 @@ class Comparison:
 
     @public(device=Device, data_dir=Place | None)
     def fit_best(
-        self,
-        algorithm: str | None = None,
-        trial_seed: int = 0,
-        device: str = "auto",
-        data_dir=None,
+        self, algorithm: str | None = None, trial_seed: int = 0, device: str = "auto", data_dir=None
     ) -> str:
         """Train the best algorithm of the comparison on all domains: the model to keep.
 

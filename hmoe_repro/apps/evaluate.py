@@ -25,16 +25,19 @@ from ..analysis.results import frame_of, metric_of
 from ..analysis.statistics import contrasts, interval_note
 from ..analysis.tables import row_name
 from ..analysis.writers import csv_text, template, text_table
+from .predict import TrainedModel
+from ..core.devices import resolve_device
 from ..core.errors import Device, HmoeError, Place, check_choice, plural, public
 from ..core.files import ensure_writable, expanded, write_atomic
 from ..core.style import colours, use_style
 from ..report.study_report import collect_study
 from ..studies.study_file import STUDIES
 from ..training.model import build_dataset
-from ..training.predictions import ROLES, ensure_predictions
+from ..training.predictions import ROLES, collect_predictions, ensure_predictions
 from ..training.run_config import TOY, RunConfig
 from ..training.selection import Record
 from ..training.store import RunStore, summary_of
+from ..training.trainer import Evaluation
 
 # %% ../../nbs/09_apps/08_evaluate.ipynb #def-records
 def _is_study(source) -> bool:
@@ -742,6 +745,70 @@ def _write_page(evaluated: Evaluated, path: Path) -> Path:
     write_atomic(path, page)
     return path
 
+# %% ../../nbs/09_apps/08_evaluate.ipynb #def-ensemble-evaluate
+_SAME_DATA = ("dataset", "dataset_fingerprint", "test_domains", "protocol")
+_SAME_SPLIT = ("trial_seed", "splits", "evaluate")
+
+
+def _roles_of_ensemble(configs: list[dict], roles: list[str]) -> list[str]:
+    """Return the roles whose images no member of an ensemble was trained on.
+
+    Raises:
+        HmoeError: if the members were trained on different data or held out different domains.
+    """
+    for name in _SAME_DATA:
+        values = [config.get(name) for config in configs]
+        if any(value != values[0] for value in values):
+            raise HmoeError(
+                f"the runs of this ensemble differ in {name}, so images that one of them was "
+                "tested on may have trained another.",
+                fix="members that held out the same domains of the same data.",
+            )
+    for name in _SAME_SPLIT:
+        if any(config.get(name) != configs[0].get(name) for config in configs):
+            roles = [role for role in roles if role in ("test", "unused")]
+    if not roles:
+        raise HmoeError(
+            "the runs of this ensemble have different splits, and none of these images is held out "
+            "from all of them.",
+            fix="members of one trial seed (restarts draw other weights on the same split).",
+        )
+    return roles
+
+
+def _record_of_ensemble(model: TrainedModel, images: pd.DataFrame, mode: str) -> Record:
+    """Return the record of the first member with the accuracies of the ensemble."""
+    scores: dict[str, float] = {}
+    for role, name in (("validation", "validation_accuracy"), ("test", "test_accuracy")):
+        of_role = images[images.role == role]
+        if len(of_role):
+            by_domain = of_role.groupby("domain", observed=True).correct.mean()
+            scores[name] = float(by_domain.mean())
+    scores.setdefault("validation_accuracy", math.nan)
+    record: dict = {**model.record, "checkpoints": [], "selected": {mode: {"step": 0} | scores}}
+    record.pop("in_domain", None)
+    return cast(Record, record)
+
+
+def _evaluate_ensemble(
+    model: TrainedModel, mode: str | None, roles: list[str], store, device, data_dir
+) -> Evaluated:
+    """Measure the predictions of an ensemble, as `evaluate`."""
+    configs = [member.record["config"] for member in model.members]
+    roles = _roles_of_ensemble(configs, roles)
+    modes = model.algorithm.modes
+    mode = check_choice(mode or modes[0], modes, "mode of this ensemble")
+    on_device = resolve_device(str(device))
+    config = RunConfig.from_dict(configs[0])
+    evaluation = Evaluation(config, build_dataset(config, data_dir).to(on_device), on_device)
+    algorithm = model.algorithm.to(on_device)
+    stored = collect_predictions(evaluation, algorithm, None, {mode: 0})
+    images = _frame_of_run(model.record, stored, mode, roles, logits=False)
+    images = images.reset_index(drop=True)
+    record = _record_of_ensemble(model, images, mode)
+    folder = None if data_dir is None else str(data_dir)
+    return Evaluated(images, [record], store or RunStore(), folder)
+
 # %% ../../nbs/09_apps/08_evaluate.ipynb #def-evaluate
 @public(source=object, roles=str | Sequence[str] | None, device=Device, data_dir=Place | None)
 def evaluate(
@@ -757,7 +824,8 @@ def evaluate(
 
     Args:
         source: the id of a run or the beginning of it, several of them, a folder of runs, a study
-            by name or file, a frame of `results`, or a `Comparison`.
+            by name or file, a frame of `results`, a `Comparison`, or an ensemble (`load` of several
+            runs), whose logits are averaged.
         mode: inference mode. The default is the first one of each algorithm.
         roles: roles of the images, as in `predictions`.
         store: the folder of runs. The default is that of the source, HMOE_RUNS, or `runs/`.
@@ -776,7 +844,9 @@ def evaluate(
     >>> int(evaluated.confusion(normalise=False).to_numpy().sum()) == record["test_size"]
     True
     """
-    records, store = find_records(source, store)
     names = _role_names(roles)
+    if isinstance(source, TrainedModel) and source.members:
+        return _evaluate_ensemble(source, mode, names, store, device, data_dir)
+    records, store = find_records(source, store)
     images = _read_predictions(records, store, mode, names, device, data_dir, trust_code)
     return Evaluated(images, records, store, None if data_dir is None else str(data_dir))

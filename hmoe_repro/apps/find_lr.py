@@ -82,8 +82,7 @@ def suggest_rate(rates, smooth) -> float:
         )
     if lowest == len(smooth) - 1:
         raise HmoeError(
-            f"the loss was still falling at the last rate, {rates[-1]:.1g}.",
-            fix="a larger --to.",
+            f"the loss was still falling at the last rate, {rates[-1]:.1g}.", fix="a larger --to."
         )
     return rates[lowest] / SAFETY
 

@@ -293,7 +293,8 @@ def _weight_files(records: list[Record], mode: str, store: RunStore) -> list[Pat
         raise HmoeError(
             f"the weights of {', '.join(missing)} are not in {store.folder} (published records and "
             "archives come without them).",
-            fix="`hmoe pack --weights` where the runs were trained, or train them again.",
+            fix="`hmoe pack --weights` where the runs were trained, or remove their folders and "
+            "train them again.",
         )
     return paths
 

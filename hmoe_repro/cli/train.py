@@ -284,8 +284,12 @@ def find_lr_command(
     set_: SettingsOption = None,
     config: Annotated[
         str | None,
-        option("File of options, as of `hmoe train`.", metavar="FILE", is_eager=True,
-               callback=_use_file),
+        option(
+            "File of options, as of `hmoe train`.",
+            metavar="FILE",
+            is_eager=True,
+            callback=_use_file,
+        ),
     ] = None,
     skip_unreadable: SkipUnreadableOption = False,
     workers: Annotated[int, option("Processes that decode image files.", min=0, max=256)] = 0,

@@ -168,10 +168,7 @@ def measure_spectra(run: TrainedRun) -> tuple[dict, dict]:
     with run.evaluated() as model:
         algorithm = cast("Algorithm", model)
         measured = spectra.feature_spectra(algorithm, algorithm.predict, inputs)
-        noise = {
-            "std": NOISE,
-            "out": accuracy_with_noise(run, algorithm, run.domains, "out"),
-        }
+        noise = {"std": NOISE, "out": accuracy_with_noise(run, algorithm, run.domains, "out")}
         if run.test_domains:
             noise["test"] = accuracy_with_noise(run, algorithm, run.test_domains, "in")
     curves = {}
