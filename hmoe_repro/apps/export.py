@@ -559,8 +559,8 @@ def export_model(
         The path of the file, and the largest difference of its outputs from the library's.
 
     Raises:
-        HmoeError: for an ensemble. Also if the algorithm has no graph, if its graph differs by more than `TOLERANCE`, if
-            the folder has other content, or if a package is missing.
+        HmoeError: for an ensemble. Also if the algorithm has no graph, if its graph differs by more
+            than `TOLERANCE`, if the folder has other content, or if a package is missing.
     """
     if model.members:
         raise HmoeError(

@@ -225,7 +225,8 @@ def _ensemble(models: list[TrainedModel]) -> TrainedModel:
                     fix="runs of the same classes, resolution and type of images.",
                 )
     names = [model.record["config"]["algorithm"] for model in models]
-    config = first.record["config"] | {"algorithm": " + ".join(dict.fromkeys(names))}
+    title = f"ensemble of {len(models)}: {' + '.join(dict.fromkeys(names))}"
+    config = first.record["config"] | {"algorithm": title}
     record = first.record | {"run_id": "+".join(run_ids), "config": config}
     average = cast(Algorithm, LogitAverage([model.algorithm for model in models]).eval())
     domains = dict.fromkeys(domain for model in models for domain in model.domain_names)

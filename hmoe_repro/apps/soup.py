@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Weights', 'RECIPES', 'BEST', 'average_weights', 'greedy_soup', 'check_alike', 'initial_parameters',
-           'search_from_one_start', 'shared_start', 'SoupResult', 'SoupGroup', 'Soups', 'soup']
+           'search_from_one_start', 'shared_start', 'SoupResult', 'SoupGroup', 'soup_folder', 'Soups', 'soup']
 
 # %% ../../nbs/09_apps/14_soup.ipynb #imports
 import hashlib
@@ -22,6 +22,8 @@ import torch
 from safetensors.torch import load
 
 from .. import __version__
+from ..analysis.results import frame_of
+from ..analysis.tables import small_test_notes
 from .evaluate import find_records
 from .predict import CONFIG_FILE, WEIGHTS_FILE
 from ..core.determinism import device_determinism
@@ -359,8 +361,8 @@ def _start_note(group: SoupGroup) -> str:
 
 
 def _notes_of(group: SoupGroup) -> list[str]:
-    """Return the notes on a group: its initial weights, and soups below the best run."""
-    notes = [_start_note(group)]
+    """Return the notes on a group: its initial weights, test images, and soups below the best."""
+    notes = [_start_note(group), *small_test_notes(frame_of(group.records[:1]))]
     best = group.results[BEST]
     for recipe in RECIPES:
         below = 100 * (best.test - group.results[recipe].test)
@@ -372,6 +374,20 @@ def _notes_of(group: SoupGroup) -> list[str]:
     return notes
 
 # %% ../../nbs/09_apps/14_soup.ipynb #def-soups
+def soup_folder(folder) -> Path:
+    """Return the absolute path of the folder in which soups are written, which is made.
+
+    Raises:
+        HmoeError: if it is a file or in one, or cannot be written.
+    """
+    path = expanded(folder).absolute()
+    for parent in (path, *path.parents):
+        if parent.exists() and not parent.is_dir():
+            cause = f"{parent} is a file, and soups are written into a folder, one folder each."
+            raise HmoeError(cause, fix="another --output, a folder that exists or is made.")
+    return ensure_writable(path)
+
+
 @dataclass
 class Soups:
     """Result of `soup`.
@@ -410,11 +426,11 @@ class Soups:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences on initial weights, and on soups that are worse than the best single run."""
+        """Sentences on initial weights, few test images, and soups below the best single run."""
         notes = []
         for group in self.groups:
             notes += _notes_of(group)
-        return notes
+        return list(dict.fromkeys(notes))
 
     @public(folder=Place)
     def save(self, folder="soups", recipe: str = "greedy") -> list[Path]:
@@ -434,7 +450,7 @@ class Soups:
             HmoeError: for an unknown recipe, or if nothing can be written.
         """
         check_choice(recipe, RECIPES, "recipe")
-        target = ensure_writable(expanded(folder).absolute())
+        target = soup_folder(folder)
         return [_write_soup(group, group.results[recipe], target) for group in self.groups]
 
 # %% ../../nbs/09_apps/14_soup.ipynb #def-write-soup

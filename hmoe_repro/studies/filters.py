@@ -35,10 +35,13 @@ def run_fields(config: dict) -> dict:
 def _settings_of(run) -> dict:
     """Return all settings of a record or a configuration by name.
 
-    They are its fields, its hyper-parameters and, as `test_domain`, the domains that it holds out.
+    They are its fields, its hyper-parameters, the options of its images as `images.<name>` and, as
+    `test_domain`, the domains that it holds out.
     """
     config = run.to_dict() if isinstance(run, RunConfig) else run["config"]
-    return run_fields(config) | {"test_domain": config["test_domains"]} | config["hparams"]
+    held_out = {"test_domain": config["test_domains"] or [NO_TEST_DOMAIN]}
+    of_images = {f"images.{name}": v for name, v in (config.get("images") or {}).items()}
+    return run_fields(config) | held_out | of_images | config["hparams"]
 
 
 def _agrees(setting, value, text: str) -> bool:
