@@ -177,7 +177,7 @@ def get_algorithm(name: str):
         return _module("sharpness").sharpened(get_algorithm(sharpness), get_algorithm(inner))
     if plus and inner and name not in FAMILIES and sharpness in algorithm_names():
         return _module("penalties").combined(name)
-    if plus:
+    if plus and name not in FAMILIES:
         raise unknown_sum(name)
     check_choice(name, algorithm_names(), "algorithm")
     _module(FAMILIES[name])

@@ -251,6 +251,34 @@ def _set_rate(algorithm: torch.nn.Module, rate: float, before: float):
             group["lr"] *= rate / before
 
 
+def _scale_new_optimizers(algorithm: torch.nn.Module, lr: float):
+    """Let the optimisers that the first update builds begin at the rate of that update.
+
+    Args:
+        algorithm: an algorithm before its first update.
+        lr: learning rate of its configuration, to which the rates of all groups are relative.
+    """
+
+    def scaled(part, make):
+        """Return `make` with its rates scaled by the current `lr` of the part, over `lr`."""
+
+        def make_scaled():
+            rate = part.hparams["lr"]
+            part.hparams["lr"] = lr
+            optimizer = make()
+            part.hparams["lr"] = rate
+            for group in optimizer.param_groups:
+                group["lr"] *= rate / lr
+            return optimizer
+
+        return make_scaled
+
+    for part in algorithm.modules():
+        make = getattr(part, "make_optimizer", None)
+        if make is not None and "lr" in getattr(part, "hparams", {}):
+            vars(part)["make_optimizer"] = scaled(part, make)
+
+
 def _test_rates(trainer: Trainer, rates: list[float], on_step: Callable | None):
     """Train one update at each rate, until the loss diverges.
 
@@ -265,6 +293,7 @@ def _test_rates(trainer: Trainer, rates: list[float], on_step: Callable | None):
     losses = []
     before = trainer.config.hparams["lr"]
     trainer.losses = _LastLosses()
+    _scale_new_optimizers(trainer.algorithm, before)
     for i, rate in enumerate(rates):
         _set_rate(trainer.algorithm, rate, before)
         before = rate
