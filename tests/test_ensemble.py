@@ -1,4 +1,4 @@
-"""Ensembles: logits averaged by hand, as a model, from the command, in `evaluate`; what is refused."""
+"""Ensembles: logits averaged by hand, as a model, from the command and in `evaluate`; refusals."""
 
 import numpy as np
 import pandas as pd

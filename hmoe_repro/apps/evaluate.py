@@ -25,7 +25,7 @@ from ..analysis.results import frame_of, metric_of
 from ..analysis.statistics import contrasts, interval_note
 from ..analysis.tables import row_name
 from ..analysis.writers import csv_text, template, text_table
-from .predict import TrainedModel
+from .predict import TrainedModel, ensemble_record, member_configs
 from ..core.devices import resolve_device
 from ..core.errors import Device, HmoeError, Place, check_choice, plural, public
 from ..core.files import ensure_writable, expanded, write_atomic
@@ -777,7 +777,7 @@ def _roles_of_ensemble(configs: list[dict], roles: list[str]) -> list[str]:
 
 
 def _record_of_ensemble(model: TrainedModel, images: pd.DataFrame, mode: str) -> Record:
-    """Return the record of the first member with the accuracies of the ensemble."""
+    """Return the record of an ensemble with its accuracies on these images."""
     scores: dict[str, float] = {}
     for role, name in (("validation", "validation_accuracy"), ("test", "test_accuracy")):
         of_role = images[images.role == role]
@@ -785,16 +785,14 @@ def _record_of_ensemble(model: TrainedModel, images: pd.DataFrame, mode: str) ->
             by_domain = of_role.groupby("domain", observed=True).correct.mean()
             scores[name] = float(by_domain.mean())
     scores.setdefault("validation_accuracy", math.nan)
-    record: dict = {**model.record, "checkpoints": [], "selected": {mode: {"step": 0} | scores}}
-    record.pop("in_domain", None)
-    return cast(Record, record)
+    return ensemble_record(model, mode, scores)
 
 
 def _evaluate_ensemble(
     model: TrainedModel, mode: str | None, roles: list[str], store, device, data_dir
 ) -> Evaluated:
     """Measure the predictions of an ensemble, as `evaluate`."""
-    configs = [member.record["config"] for member in model.members]
+    configs = member_configs(model)
     roles = _roles_of_ensemble(configs, roles)
     modes = model.algorithm.modes
     mode = check_choice(mode or modes[0], modes, "mode of this ensemble")

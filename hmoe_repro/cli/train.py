@@ -38,7 +38,6 @@ from ..core.config import CONFIG
 from ..core.determinism import set_determinism
 from ..core.errors import HmoeError, check_choice
 from ..core.files import keep_existing
-from ..core.progress import Progress
 from ..core.toml import open_settings
 from ..training.run_config import TOY, RunOptions
 
@@ -164,7 +163,7 @@ def _use_file(context: typer.Context, path: str | None) -> str | None:
     context.default_map = defaults
     return path
 
-# %% ../../nbs/11_cli/04_train.ipynb #def-train
+# %% ../../nbs/11_cli/04_train.ipynb #def-notes-on-run
 def _notes_on_run(frame) -> list[str]:
     """Return what a reader of the table of one run should know.
 
@@ -183,7 +182,7 @@ def _notes_on_run(frame) -> list[str]:
         )
     return [*notes, *rising_notes(checkpoints(frame), frame), *small_test_notes(frame)]
 
-
+# %% ../../nbs/11_cli/04_train.ipynb #def-train
 def train_command(
     *,
     n_hparams: Annotated[
@@ -311,6 +310,7 @@ def find_lr_command(
     CONFIG.workers = workers or CONFIG.workers
     set_determinism(options["determinism"])  # the library is imported after this, not before
     from hmoe_repro.apps.find_lr import find_lr, record_path_of
+    from hmoe_repro.core.progress import Progress
     from hmoe_repro.training.planning import resolve
 
     picture = writable_file(output) or ""

@@ -314,7 +314,9 @@ def _without_dictionaries(texts: pd.DataFrame) -> pd.DataFrame:
             parts.append(column)
             continue
         values = [json.loads(text) if isinstance(text, str) else None for text in column]
-        rows = [{key: _text(value) for key, value in (each or {}).items()} for each in values]
+        rows = []
+        for each in values:
+            rows.append({key: _text(value) for key, value in (each or {}).items()})
         parts.append(pd.DataFrame(rows, texts.index, dtype=object).add_prefix(f"{name}."))
     return pd.concat(parts, axis=1) if parts else texts
 

@@ -185,7 +185,7 @@ def _build_once(run: RunOptions, data: DomainDataset, hparams: dict):
         restore_random_state(before)
     _CONSTRUCTIBLE.add(key)
 
-# %% ../../nbs/05_training/07_planning.ipynb #def-make-config
+# %% ../../nbs/05_training/07_planning.ipynb #def-held-out
 def _held_out(test_domains: Sequence[str], domain_names: Sequence[str]) -> tuple[str, ...]:
     """Return the test domains of a run, () for `NO_TEST_DOMAIN`.
 
@@ -209,7 +209,7 @@ def _held_out(test_domains: Sequence[str], domain_names: Sequence[str]) -> tuple
         )
     return ()
 
-
+# %% ../../nbs/05_training/07_planning.ipynb #def-make-config
 def _registered_names(run: RunOptions) -> RunOptions:
     """Register algorithms and data of a user, and return the run with their registered names."""
     names: dict[str, Any] = {"algorithm": algorithm_name(run.algorithm)}
