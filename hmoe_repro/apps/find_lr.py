@@ -306,7 +306,8 @@ def _test_rates(trainer: Trainer, rates: list[float], on_step: Callable | None):
         smooth = smoothed_losses(losses)
         limit = smooth[0] + (STOP_FACTOR - 1) * abs(smooth[0])
         if i > 0 and smooth[-1] > limit:
-            return losses, f"the loss reached {STOP_FACTOR:g} times its first value at rate {rate:.1e}"
+            multiple = f"{STOP_FACTOR:g} times its first value"
+            return losses, f"the loss reached {multiple} at rate {rate:.1e}"
         if on_step:
             on_step(i + 1, len(rates))
     return losses, ""
