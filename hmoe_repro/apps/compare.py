@@ -256,7 +256,8 @@ def final_config(frame: pd.DataFrame, algorithm: str | None = None) -> RunConfig
         raise HmoeError(cause, fix="see its notes.")
     names = list(dict.fromkeys(rows.algorithm))
     chosen = check_choice(algorithm or _best_algorithm(rows), names, "algorithm with finished runs")
-    best = rows.loc[rows[rows.algorithm == chosen].validation_accuracy.idxmax()]
+    of_algorithm = rows[rows.algorithm == chosen]
+    best = of_algorithm.iloc[int(of_algorithm.validation_accuracy.to_numpy().argmax())]
     config = config_of(best).replace(test_domains=())
     num_domains = len(DATASETS[config.dataset].domain_names)
     settings = {"network": config.network} | config.hparams

@@ -373,4 +373,4 @@ def find_lr(
     rates = growing_rates(start, end, updates)[: len(losses)]
     smooth = smoothed_losses(losses)
     frame = pd.DataFrame({"rate": rates, "loss": losses, "smoothed": smooth})
-    return RateTest(config, frame, stopped, dict(environment(on_device)))
+    return RateTest(config, frame, stopped, dict(environment(str(on_device))))

@@ -488,7 +488,7 @@ def _record_of_soup(group: SoupGroup, result: SoupResult, entry: dict) -> dict:
     if not math.isnan(result.test):
         selected["test_accuracy"] = result.test
     return {
-        **{name: base[name] for name in kept if name in base},
+        **{name: value for name, value in base.items() if name in kept},
         "checkpoints": [{"step": step, "losses": {}, "accuracies": result.accuracies}],
         "selected": {group.mode: selected},
         "soup": entry,
