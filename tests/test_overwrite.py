@@ -18,6 +18,7 @@ PATHS = {
 # new-algorithm and soup never replace a file, and export-domainbed has a rule for its whole folder
 WITHOUT = {"new-algorithm", "soup"}
 STUDY = Path(__file__).parent.parent / "docs/example_study.toml"
+FIND = ("find-lr", "--algorithm", "ERM", "--dataset", "DigitDomainsTiny", "--test-domain", "photo")
 BEFORE = {  # command -> arguments, and the files that must stay
     "predict": (("predict", "photos", "--model", "x", "--output", "mine.csv"), ["mine.csv"]),
     "predict, default": (("predict", "photos", "--model", "x"), ["predictions.csv"]),
@@ -32,6 +33,9 @@ BEFORE = {  # command -> arguments, and the files that must stay
     ),
     "embed": (("embed", "x", "--output", "mine.npz"), ["mine.npz"]),
     "embed, picture": (("embed", "x", "--picture", "mine.png"), ["mine.png"]),
+    "find-lr": ((*FIND, "--output", "mine.png"), ["mine.png"]),
+    "find-lr, record": ((*FIND, "--output", "mine.png"), ["mine.json"]),
+    "find-lr, default": (FIND, ["learning_rate.png"]),
     "show": (("data", "show", "photos", "--output", "mine.png"), ["mine.png"]),
     "show, default": (("data", "show", "photos"), ["data_sheet.png"]),
     "pack": (("pack", "mine.tar.gz"), ["mine.tar.gz"]),

@@ -4,14 +4,14 @@
 
 # %% auto #0
 __all__ = ['MEMBERS', 'FAMILIES', 'WRAPPERS', 'SHARPNESS', 'MOST_TERMS', 'MOST_AVERAGES', 'DOMAINBED', 'SPELLINGS',
-           'algorithm_names', 'list_algorithms', 'inner_name', 'impossible_combination', 'domainbed_name',
-           'get_algorithm', 'describe_hparam', 'describe_networks', 'describe_algorithm']
+           'algorithm_names', 'list_algorithms', 'unknown_sum', 'inner_name', 'impossible_combination',
+           'domainbed_name', 'get_algorithm', 'describe_hparam', 'describe_networks', 'describe_algorithm']
 
 # %% ../../nbs/04_algorithms/19_registry.ipynb #imports
 import importlib
 import sys
 
-from ..core.errors import HmoeError, check_choice, public
+from ..core.errors import HmoeError, check_choice, closest, public
 from ..core.names import Patterns, matching_names
 from ..core.toml import package_toml
 from ..networks.search_space import HParam, as_text
@@ -50,6 +50,41 @@ def list_algorithms(pattern: Patterns = "*", exclude: Patterns = ()) -> list[str
     """
     registered = getattr(sys.modules.get("hmoe_repro.algorithms.base"), "ALGORITHMS", ())
     return matching_names([*FAMILIES, *registered], pattern, exclude)
+
+# %% ../../nbs/04_algorithms/19_registry.ipynb #def-unknown-sum
+def _unknown_terms(name: str) -> list[str]:
+    """Return the terms of a sum that name no algorithm: ['Nothing'] for 'SAM+IRM+Nothing'.
+
+    Classes of files and of DomainBed, whose names have other marks, count as known.
+    """
+    if name in FAMILIES or any(mark in name for mark in ":("):
+        return []
+    known = {*algorithm_names(), *_module("base").ALGORITHMS, *SPELLINGS}
+    unknown = []
+    for term in name.replace("ERM++", "ERM").split("+"):
+        while term not in known and term.partition("-")[0] in WRAPPERS:
+            term = term.partition("-")[2]
+        if term not in known:
+            unknown.append(term)
+    return unknown
+
+
+def unknown_sum(name: str) -> HmoeError:
+    """Build the error for a sum with an unknown term, with the sum that was probably meant."""
+    unknown = _unknown_terms(name)
+    shown = name if len(name) <= 80 else f"{name[:80]}..."
+    penalties = _module("penalties")
+    terms = [*SHARPNESS, *penalties.LENDERS, *penalties.BASES]
+    cause = f"{shown!r} is no sum of algorithms."
+    if unknown:
+        cause = f"unknown algorithm {unknown[0][:40]!r} in the sum {shown!r}."
+    meant = []
+    for term in name.split("+"):
+        meant.append(term if term not in unknown else closest(term, terms))
+    if unknown and all(meant):
+        cause += f" Did you mean {'+'.join(meant)!r}?"
+    fix = "add algorithms with a penalty, as in IRM+DANN, with at most one trainer before them, as "
+    return HmoeError(cause, fix=f"{fix}in SAM+IRM.", choices=terms)
 
 # %% ../../nbs/04_algorithms/19_registry.ipynb #def-get-algorithm
 WRAPPERS = ("SWAD", "SMA")
@@ -134,12 +169,16 @@ def get_algorithm(name: str):
             raise HmoeError(cause, fix="name the average of one algorithm, such as SWAD-ERM.")
         return _module("averaging").wrapped(get_algorithm(wrapper), get_algorithm(inner))
     sharpness, plus, inner = name.partition("+")
+    if plus and _unknown_terms(name):
+        raise unknown_sum(name)
     if plus and sharpness in SHARPNESS:
         if inner_name(inner) and inner not in registered:
             raise impossible_combination(sharpness, inner)
         return _module("sharpness").sharpened(get_algorithm(sharpness), get_algorithm(inner))
     if plus and inner and name not in FAMILIES and sharpness in algorithm_names():
         return _module("penalties").combined(name)
+    if plus and name not in FAMILIES:
+        raise unknown_sum(name)
     check_choice(name, algorithm_names(), "algorithm")
     _module(FAMILIES[name])
     return registered[name]

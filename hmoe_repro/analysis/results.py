@@ -688,7 +688,8 @@ def _accuracy_rows(points: list[Checkpoint], test_domain: str, mode: str) -> lis
     for point, tested in zip(points, selected_so_far(points, test_domain, mode)):
         validated = validation_accuracy(point["accuracies"], [test_domain], mode)
         rows.append((point["step"], "validation_accuracy", mode, validated))
-        rows.append((point["step"], "test_accuracy", mode, tested))
+        if test_domain:  # a final model has none
+            rows.append((point["step"], "test_accuracy", mode, tested))
     return rows
 
 

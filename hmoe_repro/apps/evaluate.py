@@ -25,16 +25,19 @@ from ..analysis.results import frame_of, metric_of
 from ..analysis.statistics import contrasts, interval_note
 from ..analysis.tables import row_name
 from ..analysis.writers import csv_text, template, text_table
+from .predict import TrainedModel, ensemble_record, member_configs
+from ..core.devices import resolve_device
 from ..core.errors import Device, HmoeError, Place, check_choice, plural, public
 from ..core.files import ensure_writable, expanded, write_atomic
 from ..core.style import colours, use_style
 from ..report.study_report import collect_study
 from ..studies.study_file import STUDIES
 from ..training.model import build_dataset
-from ..training.predictions import ROLES, ensure_predictions
+from ..training.predictions import ROLES, collect_predictions, ensure_predictions
 from ..training.run_config import TOY, RunConfig
 from ..training.selection import Record
 from ..training.store import RunStore, summary_of
+from ..training.trainer import Evaluation
 
 # %% ../../nbs/09_apps/08_evaluate.ipynb #def-records
 def _is_study(source) -> bool:
@@ -299,12 +302,25 @@ def _differences(frame: pd.DataFrame, baseline) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 # %% ../../nbs/09_apps/08_evaluate.ipynb #def-parts
+_ORIGIN = {"test": "of unseen domains", "train": "trained on"}  # of the images of a role
+
+
+def _shown_role(images: pd.DataFrame) -> str:
+    """Return 'test' if there are test images, or else the first role of the images.
+
+    The final model, which is trained on all domains, has validation images only.
+    """
+    present = set(images.role)
+    return next(role for role in ROLES.values() if role in present)
+
+
 def _verdict_of(images: pd.DataFrame) -> str:
-    """State accuracy on unseen domains, the worst domain and the confidence of each algorithm.
+    """State the accuracy, the worst domain and the confidence of each algorithm.
 
     Args:
-        images: test images of some runs.
+        images: images of one role of some runs.
     """
+    origin = _ORIGIN.get(images.role.iloc[0], "held out from the training domains")
     lines = []
     measured = _averaged(_measured_by_run(images, ["role"]), ["role"])
     for row in measured.to_dict("records"):
@@ -312,7 +328,7 @@ def _verdict_of(images: pd.DataFrame) -> str:
         of_domain = of_row.groupby("domain", observed=True).correct.mean()
         line = (
             f"{row_name(row['algorithm'], row['mode'])} classifies {100 * row['accuracy']:.1f} % "
-            f"of the images of unseen domains correctly ({plural(row['runs'], 'run')})."
+            f"of the images {origin} correctly ({plural(row['runs'], 'run')})."
         )
         if len(of_domain) > 1:
             worst = 100 * of_domain.min()
@@ -506,9 +522,12 @@ class Evaluated:
             families of Holm's correction.
 
         Raises:
-            HmoeError: if there is no other algorithm, or if two runs have the same trial seed and
-                test domain.
+            HmoeError: if there is no test image or no other algorithm, or if two runs have the same
+                trial seed and test domain.
         """
+        if not (self.images.role == "test").any():
+            cause = "these runs have no test images, on which algorithms are compared."
+            raise HmoeError(cause, fix="runs with a test domain.")
         return _differences(self.frame, baseline or _baseline_of(self))
 
     @property
@@ -520,6 +539,8 @@ class Evaluated:
         algorithms by one of them.
         """
         of_test = self.images[self.images.role == "test"]
+        if not len(of_test):
+            return frame_of([record for record in self.records if _is_evaluable(record)])
         measured = _measured_by_run(of_test, [])
         detected = _detected_by_run(self.images)[["run_id", *_AREAS]]
         measured = measured.merge(detected, on="run_id")
@@ -528,13 +549,13 @@ class Evaluated:
         return frame.merge(measured[["run_id", "mode", *added]], on=["run_id", "mode"])
 
     def confusion(
-        self, algorithm: str | None = None, role: str = "test", normalise: bool = True
+        self, algorithm: str | None = None, role: str | None = None, normalise: bool = True
     ) -> pd.DataFrame:
         """Return the confusion matrix of all runs of an algorithm together.
 
         Args:
             algorithm: its name. The default is the first one.
-            role: role of the images.
+            role: role of the images. The default is 'test', or the first one that there is.
             normalise: whether each row is divided by its sum.
 
         Raises:
@@ -542,34 +563,34 @@ class Evaluated:
         """
         return measures.confusion_matrix(self._of(algorithm, role), normalise)
 
-    def reliability(self, algorithm: str | None = None, role: str = "test") -> pd.DataFrame:
+    def reliability(self, algorithm: str | None = None, role: str | None = None) -> pd.DataFrame:
         """Return the reliability of all runs of an algorithm together (`measures.reliability`).
 
         Args:
             algorithm: its name. The default is the first one.
-            role: role of the images.
+            role: role of the images. The default is 'test', or the first one that there is.
 
         Raises:
             HmoeError: for an unknown algorithm or role.
         """
         return measures.reliability(self._of(algorithm, role))
 
-    def _of(self, algorithm: str | None, role: str) -> pd.DataFrame:
+    def _of(self, algorithm: str | None, role: str | None = None) -> pd.DataFrame:
         """Return the images of an algorithm and a role, in all runs."""
         names = list(dict.fromkeys(self.images.algorithm))
         algorithm = check_choice(algorithm or names[0], names, "algorithm among these runs")
+        role = role or _shown_role(self.images)
         check_choice(role, list(dict.fromkeys(self.images.role)), "role among these images")
         images = self.images
         return images[(images.algorithm == algorithm) & (images.role == role)]
 
     @property
     def verdict(self) -> str:
-        """Accuracy on unseen domains, the worst domain and the calibration, in sentences."""
-        return _verdict_of(self._test_images())
+        """Accuracy on unseen domains, the worst domain and the calibration, in sentences.
 
-    def _test_images(self) -> pd.DataFrame:
-        """Return the images of the test domains."""
-        return self.images[self.images.role == "test"]
+        Without test images, they are about the images of the first role that there is.
+        """
+        return _verdict_of(self.images[self.images.role == _shown_role(self.images)])
 
     def __repr__(self) -> str:
         return f"{self.verdict}\n\n{text_of_measures(self.measured()).to_string(index=False)}"
@@ -581,7 +602,8 @@ class Evaluated:
     def contact_sheet(self, count: int = 12, algorithm: str | None = None):
         """Draw the test images with the largest losses, with label and predicted class.
 
-        An image that several runs predict is drawn once, with its largest loss.
+        Without test images, images of the first role that there is are drawn. An image that
+        several runs predict is drawn once, with its largest loss.
 
         Args:
             count: maximum number of images.
@@ -593,7 +615,7 @@ class Evaluated:
         Raises:
             HmoeError: if the data set is not available.
         """
-        worst = _worst_images(self._of(algorithm, "test"), count)
+        worst = _worst_images(self._of(algorithm), count)
         return _contact_sheet(worst, self.records, self.data_dir)
 
     @public(path=Place)
@@ -637,6 +659,7 @@ def _confusion_figure(evaluated: Evaluated, algorithm: str):
     """Draw the confusion matrices of an algorithm on validation and test images."""
     images = evaluated.images
     roles = [role for role in ("validation", "test") if (images.role == role).any()]
+    roles = roles or [_shown_role(images)]
     figure, axes = plt.subplots(1, len(roles), figsize=(3.9 * len(roles), 4), squeeze=False)
     for axis, role in zip(axes[0], roles):
         measures.plot_confusion(axis, evaluated.confusion(algorithm, role))
@@ -645,13 +668,14 @@ def _confusion_figure(evaluated: Evaluated, algorithm: str):
 
 
 def _reliability_figure(evaluated: Evaluated):
-    """Draw the reliability diagrams of all algorithms on test images."""
+    """Draw the reliability diagrams of all algorithms on the images of one role."""
     figure, axis = plt.subplots(figsize=(4.4, 4.2))
-    of_test = evaluated.images[evaluated.images.role == "test"]
+    role = _shown_role(evaluated.images)
+    of_role = evaluated.images[evaluated.images.role == role]
     measured = evaluated.measured("role")
-    errors = measured[measured.role == "test"].set_index("algorithm").ece
+    errors = measured[measured.role == role].set_index("algorithm").ece
     colour_of = colours(errors.index)
-    for name, images in of_test.groupby("algorithm", sort=False):
+    for name, images in of_role.groupby("algorithm", sort=False):
         color = colour_of[str(name)]
         measures.plot_reliability(axis, images, str(name), error=errors[str(name)], color=color)
     axis.legend(loc="upper left", fontsize=8)
@@ -701,6 +725,7 @@ def _write_page(evaluated: Evaluated, path: Path) -> Path:
     page = template("evaluation.html").render(
         title="Evaluation of " + ", ".join(algorithms),
         verdict=evaluated.verdict,
+        role=_shown_role(evaluated.images),
         by_role=_shown(evaluated, ("role",)),
         by_domain=_shown(evaluated, ("role", "domain")),
         by_class=_shown(evaluated, ("role", "label")),
@@ -720,6 +745,69 @@ def _write_page(evaluated: Evaluated, path: Path) -> Path:
     write_atomic(path, page)
     return path
 
+# %% ../../nbs/09_apps/08_evaluate.ipynb #def-ensemble-evaluate
+_SAME_DATA = ("dataset", "dataset_fingerprint", "test_domains", "protocol")
+_SAME_SPLIT = ("trial_seed", "splits", "evaluate")
+
+
+def _roles_of_ensemble(configs: list[dict], roles: list[str]) -> list[str]:
+    """Return the roles whose images no member of an ensemble was trained on.
+
+    Raises:
+        HmoeError: if the members were trained on different data or held out different domains.
+    """
+    for name in _SAME_DATA:
+        values = [config.get(name) for config in configs]
+        if any(value != values[0] for value in values):
+            raise HmoeError(
+                f"the runs of this ensemble differ in {name}, so images that one of them was "
+                "tested on may have trained another.",
+                fix="members that held out the same domains of the same data.",
+            )
+    for name in _SAME_SPLIT:
+        if any(config.get(name) != configs[0].get(name) for config in configs):
+            roles = [role for role in roles if role in ("test", "unused")]
+    if not roles:
+        raise HmoeError(
+            "the runs of this ensemble have different splits, and none of these images is held out "
+            "from all of them.",
+            fix="members of one trial seed (restarts draw other weights on the same split).",
+        )
+    return roles
+
+
+def _record_of_ensemble(model: TrainedModel, images: pd.DataFrame, mode: str) -> Record:
+    """Return the record of an ensemble with its accuracies on these images."""
+    scores: dict[str, float] = {}
+    for role, name in (("validation", "validation_accuracy"), ("test", "test_accuracy")):
+        of_role = images[images.role == role]
+        if len(of_role):
+            by_domain = of_role.groupby("domain", observed=True).correct.mean()
+            scores[name] = float(by_domain.mean())
+    scores.setdefault("validation_accuracy", math.nan)
+    return ensemble_record(model, mode, scores)
+
+
+def _evaluate_ensemble(
+    model: TrainedModel, mode: str | None, roles: list[str], store, device, data_dir
+) -> Evaluated:
+    """Measure the predictions of an ensemble, as `evaluate`."""
+    configs = member_configs(model)
+    roles = _roles_of_ensemble(configs, roles)
+    modes = model.algorithm.modes
+    mode = check_choice(mode or modes[0], modes, "mode of this ensemble")
+    on_device = resolve_device(str(device))
+    config = RunConfig.from_dict(configs[0])
+    evaluation = Evaluation(config, build_dataset(config, data_dir).to(on_device), on_device)
+    algorithm = model.algorithm.to(on_device)
+    stored = collect_predictions(evaluation, algorithm, None, {mode: 0})
+    unmeasured = ensemble_record(model, mode, {})
+    images = _frame_of_run(unmeasured, stored, mode, roles, logits=False)
+    images = images.reset_index(drop=True)
+    record = _record_of_ensemble(model, images, mode)
+    folder = None if data_dir is None else str(data_dir)
+    return Evaluated(images, [record], store or RunStore(), folder)
+
 # %% ../../nbs/09_apps/08_evaluate.ipynb #def-evaluate
 @public(source=object, roles=str | Sequence[str] | None, device=Device, data_dir=Place | None)
 def evaluate(
@@ -735,7 +823,8 @@ def evaluate(
 
     Args:
         source: the id of a run or the beginning of it, several of them, a folder of runs, a study
-            by name or file, a frame of `results`, or a `Comparison`.
+            by name or file, a frame of `results`, a `Comparison`, or an ensemble (`load` of several
+            runs), whose logits are averaged.
         mode: inference mode. The default is the first one of each algorithm.
         roles: roles of the images, as in `predictions`.
         store: the folder of runs. The default is that of the source, HMOE_RUNS, or `runs/`.
@@ -754,7 +843,9 @@ def evaluate(
     >>> int(evaluated.confusion(normalise=False).to_numpy().sum()) == record["test_size"]
     True
     """
-    records, store = find_records(source, store)
     names = _role_names(roles)
+    if isinstance(source, TrainedModel) and source.members:
+        return _evaluate_ensemble(source, mode, names, store, device, data_dir)
+    records, store = find_records(source, store)
     images = _read_predictions(records, store, mode, names, device, data_dir, trust_code)
     return Evaluated(images, records, store, None if data_dir is None else str(data_dir))

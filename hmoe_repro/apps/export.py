@@ -559,9 +559,15 @@ def export_model(
         The path of the file, and the largest difference of its outputs from the library's.
 
     Raises:
-        HmoeError: if the algorithm has no graph, if its graph differs by more than `TOLERANCE`, if
-            the folder has other content, or if a package is missing.
+        HmoeError: for an ensemble. Also if the algorithm has no graph, if its graph differs by more
+            than `TOLERANCE`, if the folder has other content, or if a package is missing.
     """
+    if model.members:
+        raise HmoeError(
+            f"an ensemble of {len(model.members)} runs is several networks, and an exported folder "
+            "has one.",
+            fix="export each run, or average their weights into one network (`hmoe soup`).",
+        )
     check_choice(format, FORMATS, "format")
     is_graph = format != "safetensors"
     algorithm = model.record["config"]["algorithm"]

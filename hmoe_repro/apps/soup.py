@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Weights', 'RECIPES', 'BEST', 'average_weights', 'greedy_soup', 'check_alike', 'initial_parameters',
-           'search_from_one_start', 'shared_start', 'SoupResult', 'SoupGroup', 'Soups', 'soup']
+           'search_from_one_start', 'shared_start', 'SoupResult', 'SoupGroup', 'soup_folder', 'Soups', 'soup']
 
 # %% ../../nbs/09_apps/14_soup.ipynb #imports
 import hashlib
@@ -22,6 +22,8 @@ import torch
 from safetensors.torch import load
 
 from .. import __version__
+from ..analysis.results import frame_of
+from ..analysis.tables import small_test_notes
 from .evaluate import find_records
 from .predict import CONFIG_FILE, WEIGHTS_FILE
 from ..core.determinism import device_determinism
@@ -216,7 +218,7 @@ class SoupResult:
         recipe: 'best single', 'uniform' or 'greedy'.
         run_ids: runs whose weights are averaged, the best first.
         validation: accuracy on validation images of the training domains, 0 to 1.
-        test: accuracy on the test domains, 0 to 1.
+        test: accuracy on the test domains, 0 to 1. NaN for final models, which have none.
         accuracies: domain -> split -> mode -> accuracy.
         weights: the averaged weights.
     """
@@ -254,7 +256,8 @@ class _Evaluator:
         for domain in self.config.test_domains:
             accuracies[domain] = {"in": self.evaluation.accuracy(self.algorithm, domain, "in")}
         test = test_accuracy(accuracies, self.config.test_domains, self.mode)
-        assert test is not None  # all test domains were measured
+        if test is None:  # final models, trained on all domains
+            test = math.nan
         return SoupResult(recipe, run_ids, validation, test, accuracies, weights)
 
 # %% ../../nbs/09_apps/14_soup.ipynb #def-soup-of-group
@@ -292,7 +295,8 @@ def _weight_files(records: list[Record], mode: str, store: RunStore) -> list[Pat
         raise HmoeError(
             f"the weights of {', '.join(missing)} are not in {store.folder} (published records and "
             "archives come without them).",
-            fix="`hmoe pack --weights` where the runs were trained, or train them again.",
+            fix="`hmoe pack --weights` where the runs were trained, or remove their folders and "
+            "train them again.",
         )
     return paths
 
@@ -357,8 +361,8 @@ def _start_note(group: SoupGroup) -> str:
 
 
 def _notes_of(group: SoupGroup) -> list[str]:
-    """Return the notes on a group: its initial weights, and soups below the best run."""
-    notes = [_start_note(group)]
+    """Return the notes on a group: its initial weights, test images, and soups below the best."""
+    notes = [_start_note(group), *small_test_notes(frame_of(group.records[:1]))]
     best = group.results[BEST]
     for recipe in RECIPES:
         below = 100 * (best.test - group.results[recipe].test)
@@ -370,6 +374,20 @@ def _notes_of(group: SoupGroup) -> list[str]:
     return notes
 
 # %% ../../nbs/09_apps/14_soup.ipynb #def-soups
+def soup_folder(folder) -> Path:
+    """Return the absolute path of the folder in which soups are written, which is made.
+
+    Raises:
+        HmoeError: if it is a file or in one, or cannot be written.
+    """
+    path = expanded(folder).absolute()
+    for parent in (path, *path.parents):
+        if parent.exists() and not parent.is_dir():
+            cause = f"{parent} is a file, and soups are written into a folder, one folder each."
+            raise HmoeError(cause, fix="another --output, a folder that exists or is made.")
+    return ensure_writable(path)
+
+
 @dataclass
 class Soups:
     """Result of `soup`.
@@ -408,11 +426,11 @@ class Soups:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences on initial weights, and on soups that are worse than the best single run."""
+        """Sentences on initial weights, few test images, and soups below the best single run."""
         notes = []
         for group in self.groups:
             notes += _notes_of(group)
-        return notes
+        return list(dict.fromkeys(notes))
 
     @public(folder=Place)
     def save(self, folder="soups", recipe: str = "greedy") -> list[Path]:
@@ -432,7 +450,7 @@ class Soups:
             HmoeError: for an unknown recipe, or if nothing can be written.
         """
         check_choice(recipe, RECIPES, "recipe")
-        target = ensure_writable(expanded(folder).absolute())
+        target = soup_folder(folder)
         return [_write_soup(group, group.results[recipe], target) for group in self.groups]
 
 # %% ../../nbs/09_apps/14_soup.ipynb #def-write-soup
@@ -447,7 +465,7 @@ def _soup_entry(group: SoupGroup, result: SoupResult) -> dict:
                 "weights_sha256": digest,
                 "step": selected["step"],
                 "validation_accuracy": selected["validation_accuracy"],
-                "test_accuracy": selected["test_accuracy"],
+                "test_accuracy": selected.get("test_accuracy"),
                 "chosen": record["run_id"] in result.run_ids,
             }
         )
@@ -466,13 +484,11 @@ def _record_of_soup(group: SoupGroup, result: SoupResult, entry: dict) -> dict:
     base = group.records[0]
     kept = ("run_id", "record_version", "status", "reason", "config", "environment", "test_size")
     step = max(record["selected"][group.mode]["step"] for record in group.records)
-    selected = {
-        "step": step,
-        "validation_accuracy": result.validation,
-        "test_accuracy": result.test,
-    }
+    selected = {"step": step, "validation_accuracy": result.validation}
+    if not math.isnan(result.test):
+        selected["test_accuracy"] = result.test
     return {
-        **{name: base.get(name) for name in kept},
+        **{name: value for name, value in base.items() if name in kept},
         "checkpoints": [{"step": step, "losses": {}, "accuracies": result.accuracies}],
         "selected": {group.mode: selected},
         "soup": entry,

@@ -16,7 +16,7 @@ import pandas as pd
 
 from .. import __version__
 from ..analysis import measures
-from ..analysis.curves import plot_curves
+from ..analysis.curves import plot_curves, rising_notes
 from ..analysis.plotting import shared_legend
 from ..analysis.results import Results, checkpoints, frame_of, runs
 from hmoe_repro.analysis.statistics import (
@@ -27,7 +27,7 @@ from hmoe_repro.analysis.statistics import (
     interval_note,
     minimum_detectable_difference,
 )
-from ..analysis.tables import accuracy_table, row_name
+from ..analysis.tables import accuracy_table, row_name, small_test_notes
 from ..analysis.writers import template, text_table
 from .evaluate import predictions
 from ..core.errors import HmoeError, Place, public
@@ -163,15 +163,16 @@ def _section(title: str, rows: pd.DataFrame, notes: list[str], records: list[Rec
     run_ids = list(dict.fromkeys(rows.run_id))
     chosen = [record for record in records if summary_of(record).run_id in set(run_ids)]
     selected = frame_of(chosen)
+    curves = checkpoints(selected)
     return _Section(
         title=title,
         baseline=row_name(baseline, first_mode),
         verdict=verdict,
         table=accuracy_table(rows),
-        notes=notes,
+        notes=[*notes, *rising_notes(curves, selected), *small_test_notes(rows)],
         differences=differences,
         detectable=detectable,
-        curves=checkpoints(selected),
+        curves=curves,
         run_ids=run_ids,
         protocol=protocol_table(selected),
         interval_note=interval_note(rows.trial_seed.nunique()),

@@ -28,7 +28,7 @@ from ..core.errors import HmoeError, printable, system_error
 # %% ../../nbs/11_cli/08_app.ipynb #app
 GROUPS = {  # title of a panel of `hmoe --help` -> commands, in order
     "Reproduce the papers": ("list", "reproduce", "figures", "publish", "bench"),
-    "Train one run": ("train", "new-algorithm", "runs", "evaluate", "embed"),
+    "Train one run": ("find-lr", "train", "new-algorithm", "runs", "evaluate", "embed"),
     "Many runs": (
         "plan",
         "sweep",

@@ -246,7 +246,10 @@ _SkipDamagedOption = Annotated[
 
 def predict_command(
     folder: Annotated[str, argument("An image file, or a folder of images with its subfolders.")],
-    model: Annotated[str, option("A run of `hmoe runs`, or a folder of `hmoe export`.")],
+    model: Annotated[
+        list[str],
+        option("A run of `hmoe runs`, or a folder of `hmoe export`; repeatable: an ensemble."),
+    ],
     output: Annotated[
         str, option("The CSV file.", callback=options.writable_file)
     ] = "predictions.csv",
@@ -269,10 +272,11 @@ def predict_command(
     Its columns are file, class and probability, for HMOE also nearest_domain (its expert) and
     gate_value, and for a run of `hmoe discover` by features also group. The group is that of the
     page of `discover`: prefer it to the expert. Probabilities are often too high, and
-    `hmoe evaluate` measures by how much.
+    `hmoe evaluate` measures by how much. Several runs predict together: their logits are averaged.
 
     Example:
         hmoe predict --model RUN path/to/new
+        hmoe predict --model RUN --model OTHER_RUN path/to/new
     """
     from hmoe_repro.apps.own_images import other_files
     from hmoe_repro.apps.predict import load, predict_folder, predictions_csv

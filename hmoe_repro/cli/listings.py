@@ -10,6 +10,7 @@ from typing import Annotated
 
 from .options import option, print_frame, print_table
 from ..core.errors import HmoeError, plural, printable
+from ..training.run_config import NO_TEST_DOMAIN
 
 # %% ../../nbs/11_cli/02_listings.ipynb #def-published
 def _artefact_rows() -> list[list]:
@@ -128,9 +129,10 @@ def _run_row(run) -> list:
         run.run_id,
         config["algorithm"],
         config["dataset"],
-        "+".join(config["test_domains"]),
+        "+".join(config["test_domains"]) or NO_TEST_DOMAIN,
         config["trial_seed"],
         config["steps"],
+        (config.get("splits") or "by seed")[:8],
         run.status,
         "  ".join(accuracies) or run.reason,
         f"{run.seconds:.0f}",
@@ -165,8 +167,9 @@ def runs_command(
 ):
     """List the runs in the folder of runs: finished, failed and damaged.
 
-    The folder is HMOE_RUNS, or `runs/`. All conditions must hold. A record that cannot be read
-    makes the command fail.
+    The folder is HMOE_RUNS, or `runs/`. All conditions must hold. The split is drawn by the seed,
+    or given by lists, whose digest begins as shown. A record that cannot be read makes the command
+    fail.
 
     Example:
         hmoe runs
@@ -179,7 +182,7 @@ def runs_command(
     from hmoe_repro.training.store import RunStore, summary_of
 
     start = parse_since(since, datetime.now().astimezone()) if since else None
-    columns = ["id", "algorithm", "data set", "test", "seed", "steps", "status"]
+    columns = ["id", "algorithm", "data set", "test", "seed", "steps", "split", "status"]
     columns += ["test accuracy (selected)", "seconds"]
     outlines, damaged = RunStore().outlines()
     runs = [summary_of(outline) for outline in outlines]

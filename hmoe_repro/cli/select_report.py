@@ -184,10 +184,12 @@ def soup_command(
         hmoe soup my_study.toml --algorithm ERM
         hmoe soup my_study.toml --output soups
     """
-    from hmoe_repro.apps.soup import RECIPES, soup
+    from hmoe_repro.apps.soup import RECIPES, soup, soup_folder
     from hmoe_repro.training.store import summary_of
 
     check_choice(recipe, RECIPES, "recipe")
+    if output:
+        soup_folder(output)  # refused before anything is computed
     folder = options.configure(data_dir)
     records = _records(study_in_store, None, algorithm, None, where)
     run_ids = [summary_of(record).run_id for record in records]
@@ -195,7 +197,7 @@ def soup_command(
     shown = ["algorithm", "test_domain", "trial_seed", "recipe", "runs", "available"]
     table = soups.table.copy()
     for column, name in (("validation_accuracy", "validation"), ("accuracy", "test")):
-        table[name] = [f"{100 * value:.1f}" for value in table[column]]
+        table[name] = ["–" if value != value else f"{100 * value:.1f}" for value in table[column]]
     print_frame("best run and soups, percent", table[[*shown, "validation", "test"]])
     for note in soups.notes:
         print(printable(f"note: {note}"))

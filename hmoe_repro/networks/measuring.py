@@ -95,7 +95,7 @@ class TrainedRun:
             The domain's position in the data set, indices (b,), inputs (b, C, H, W) and labels
             (b,).
         """
-        each = None if limit is None else limit // len(domains)
+        each = None if limit is None else limit // max(1, len(domains))
         for domain in domains:
             position = self.data.domain_index(domain)
             for indices in self.splits[domain][split][:each].split(size):
@@ -115,8 +115,11 @@ class TrainedRun:
 
         Returns:
             Name -> (N, ...) for each computed quantity. In addition, (N,) each for the images'
-            `domain` index, `class` and known factors.
+            `domain` index, `class` and known factors. Without domains, N is 0.
         """
+        if not domains:  # the final model has no test domain
+            example = self.collect(self.domains[:1], "out", 1, compute)
+            return {name: values[:0] for name, values in example.items()}
         parts = defaultdict(list)
         for position, indices, x, y in self.batches(domains, split, limit):
             known = {"domain": torch.full((len(indices),), position), "class": y}
@@ -140,6 +143,9 @@ class TrainedRun:
             The pictures (n, C, H, W), bytes of at most `THUMBNAIL` pixels a side, and their rows
             (n,) among the N images.
         """
+        if not split_of:
+            images, rows = self.panel({self.domains[0]: "out"}, 1, torch.tensor([0]))
+            return images[:0], rows[:0]
         images = []
         rows = []
         each = count // len(split_of)
@@ -210,7 +216,7 @@ def for_disk(
     for name, array in arrays.items():
         dtype = torch.float16
         if not array.is_floating_point():
-            fits = int(array.max()) <= torch.iinfo(integers).max
+            fits = array.numel() == 0 or int(array.max()) <= torch.iinfo(integers).max
             dtype = integers if fits else torch.int16
         stored[name] = array.to(dtype).contiguous()
     return stored

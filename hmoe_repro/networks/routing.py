@@ -127,7 +127,8 @@ def measure_choices(run: TrainedRun) -> tuple[dict, dict[str, torch.Tensor]]:
     }
     out = collect_choices(run, run.domains, "out")
     test = collect_choices(run, run.test_domains, "in")
-    for name, part in (("out", out), ("test", test)):
+    parts = {"out": out, "test": test} if run.test_domains else {"out": out}
+    for name, part in parts.items():
         scores[name] = score_choices(part["experts"], grid, experts, part["class"], part["domain"])
     domain = torch.cat([out["domain"], test["domain"]])
     classes = torch.cat([out["class"], test["class"]])

@@ -127,7 +127,8 @@ def _check_name(records: list[Record], dataset: str):
 def _refuse_alike(records: list[Record]):
     """`HmoeError` for two runs that DomainBed's scripts could not distinguish.
 
-    It names the settings in which they differ. A run of DMG's protocol is refused, too.
+    It names the settings in which they differ. A run of DMG's protocol is refused, too, and so is a
+    final model.
     """
     first_of: dict[tuple, Record] = {}
     for record in records:
@@ -137,6 +138,12 @@ def _refuse_alike(records: list[Record]):
                 f"run {record['run_id']} followed DMG's protocol, and DomainBed's scripts would "
                 "take its numbers for DomainBed's.",
                 fix="leave it out (--where protocol=domainbed).",
+            )
+        if not config["test_domains"]:
+            raise HmoeError(
+                f"run {record['run_id']} has no test domain, and DomainBed's tables are of test "
+                "domains.",
+                fix="leave it out, for example with --where test_domain=NAME.",
             )
         identity = (
             config["algorithm"],

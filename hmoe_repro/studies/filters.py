@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from ..core.errors import HmoeError, check_choice, unknown_value
 from ..core.names import matching_names
 from ..networks.search_space import parse_setting
-from ..training.run_config import RunConfig
+from ..training.run_config import NO_TEST_DOMAIN, RunConfig
 from ..training.store import RunSummary
 
 # %% ../../nbs/06_studies/04_filters.ipynb #def-run-fields
@@ -35,10 +35,13 @@ def run_fields(config: dict) -> dict:
 def _settings_of(run) -> dict:
     """Return all settings of a record or a configuration by name.
 
-    They are its fields, its hyper-parameters and, as `test_domain`, the domains that it holds out.
+    They are its fields, its hyper-parameters, the options of its images as `images.<name>` and, as
+    `test_domain`, the domains that it holds out.
     """
     config = run.to_dict() if isinstance(run, RunConfig) else run["config"]
-    return run_fields(config) | {"test_domain": config["test_domains"]} | config["hparams"]
+    held_out = {"test_domain": config["test_domains"] or [NO_TEST_DOMAIN]}
+    of_images = {f"images.{name}": v for name, v in (config.get("images") or {}).items()}
+    return run_fields(config) | held_out | of_images | config["hparams"]
 
 
 def _agrees(setting, value, text: str) -> bool:
@@ -92,7 +95,7 @@ STATUSES = ("complete", "failed")  # of a record
 _VALUES = {  # field -> function that returns its values in a run
     "algorithm": lambda run: [run.config["algorithm"]],
     "dataset": lambda run: [run.config["dataset"]],
-    "test_domain": lambda run: list(run.config["test_domains"]),
+    "test_domain": lambda run: list(run.config["test_domains"]) or [NO_TEST_DOMAIN],
     "seed": lambda run: [str(run.config["trial_seed"])],
     "status": lambda run: [run.status],
 }

@@ -300,12 +300,34 @@ def _one_each(table: pd.DataFrame, rule: str = RULES[0]) -> pd.DataFrame:
     return pd.concat([table[full], table[~full]]).drop_duplicates(cell)
 
 # %% ../../nbs/06_studies/06_search.ipynb #def-tables-of
+def _without_dictionaries(texts: pd.DataFrame) -> pd.DataFrame:
+    """Replace columns of dictionaries by a column `<column>.<name>` for each of their names.
+
+    >>> table = pd.DataFrame({"images": ['{"augment": true}', '{"augment": false}']}, dtype=object)
+    >>> _without_dictionaries(table)["images.augment"].tolist()
+    ['true', 'false']
+    """
+    parts = []
+    for name in texts:
+        column = texts[name]
+        if not column.map(lambda text: str(text).startswith("{")).any():
+            parts.append(column)
+            continue
+        values = [json.loads(text) if isinstance(text, str) else None for text in column]
+        rows = []
+        for each in values:
+            rows.append({key: _text(value) for key, value in (each or {}).items()})
+        parts.append(pd.DataFrame(rows, texts.index, dtype=object).add_prefix(f"{name}."))
+    return pd.concat(parts, axis=1) if parts else texts
+
+
 def _split_by(table: pd.DataFrame, texts: pd.DataFrame):
     """Group the runs that agree in all columns of `texts`.
 
     Returns:
         Pairs (label, rows). The label lists the settings of the group, in the form of `--where`.
     """
+    texts = _without_dictionaries(texts)
     labels = []
     for row in texts[_varied(texts)].to_dict("records"):
         settings = []

@@ -29,7 +29,7 @@ from hmoe_repro.studies.worker_pools import (
     train_in_process,
 )
 from ..training.planning import resolve
-from ..training.run_config import RunConfig, RunOptions
+from ..training.run_config import NO_TEST_DOMAIN, RunConfig, RunOptions
 from ..training.store import RunStore
 
 # %% ../../nbs/06_studies/13_sweep.ipynb #def-sweep-options
@@ -302,10 +302,16 @@ def drawn_configs(run: RunOptions, n_hparams: int | None = None, data_dir=None) 
 
     Raises:
         HmoeError: as `resolve`, for N outside of 1 to `MAX_DRAWS`, and for a search of a run that
-            is a draw itself or has several test domains.
+            is a draw itself, has several test domains or has none.
     """
     if n_hparams is None:
         return [resolve(run, data_dir)]
+    if run.test_domains == (NO_TEST_DOMAIN,):
+        raise HmoeError(
+            "--n-hparams reports the test accuracy of the selected trial, and a final model has "
+            "no test domain.",
+            fix="search with a --test-domain, and train the final model with the selected --set.",
+        )
     if run.hparams_seed or len(run.test_domains) > 1:
         raise HmoeError(
             "--n-hparams chooses among all draws for one test domain.",

@@ -161,18 +161,16 @@ def measure_spectra(run: TrainedRun) -> tuple[dict, dict]:
 
     Returns:
         Scores for the record: 'maps' and 'curves' of the feature maps, and 'noise' with accuracies
-        on validation images ('out') and on the test domains ('test'). No arrays.
+        on validation images ('out') and on the test domains ('test'), if any. No arrays.
     """
     batches = run.batches(run.domains, "out", SPECTRUM_IMAGES, SPECTRUM_IMAGES)
     inputs = _inputs_in_parts(batches, run.batch_size)
     with run.evaluated() as model:
         algorithm = cast("Algorithm", model)
         measured = spectra.feature_spectra(algorithm, algorithm.predict, inputs)
-        noise = {
-            "std": NOISE,
-            "out": accuracy_with_noise(run, algorithm, run.domains, "out"),
-            "test": accuracy_with_noise(run, algorithm, run.test_domains, "in"),
-        }
+        noise = {"std": NOISE, "out": accuracy_with_noise(run, algorithm, run.domains, "out")}
+        if run.test_domains:
+            noise["test"] = accuracy_with_noise(run, algorithm, run.test_domains, "in")
     curves = {}
     for name, curve in measured["curves"].items():
         curves[name] = [round(value, 4) for value in curve]

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['build_dataset', 'build_algorithm', 'with_precomputed', 'check_version', 'selected_path', 'save_model', 'load_weights',
-           'DataShape', 'read_data_shape', 'restore_model', 'find_run_weights', 'load_model']
+           'DataShape', 'missing_weights', 'read_data_shape', 'restore_model', 'find_run_weights', 'load_model']
 
 # %% ../../nbs/05_training/08_model.ipynb #imports
 import json
@@ -57,8 +57,8 @@ def build_dataset(config: RunConfig, data_dir=None) -> DomainDataset:
     if data.fingerprint != config.dataset_fingerprint:
         raise HmoeError(
             f"{config.dataset} has fingerprint {data.fingerprint} here, run {config.run_id} was "
-            f"made on {config.dataset_fingerprint}: the images differ.",
-            fix="use the original data, or plan the run anew.",
+            f"made on {config.dataset_fingerprint}: images or labels differ.",
+            fix="use the original data, undo corrections of labels since, or plan the run anew.",
         )
     return data
 
@@ -231,6 +231,15 @@ def _check_names(names: dict):
             raise ValueError(f"no {kind}")
 
 
+def missing_weights(path: Path) -> HmoeError:
+    """Return the error for weights that are not in the folder of a finished run."""
+    return HmoeError(
+        f"the weights {path} are not here (published records and archives come without them).",
+        fix=f"`hmoe pack --weights` where the run was trained, or remove {path.parent} and train "
+        "the run again. A run whose record is complete is not trained again while it is there.",
+    )
+
+
 def read_data_shape(path: Path, config: RunConfig) -> DataShape:
     """Read the shape of a run's data from the header of its weights.
 
@@ -247,10 +256,7 @@ def read_data_shape(path: Path, config: RunConfig) -> DataShape:
         _check_names(names)
     except (SafetensorError, OSError, TypeError, KeyError, ValueError, RecursionError):
         if not path.exists():
-            raise HmoeError(
-                f"the weights {path} are not here (published records come without them).",
-                fix="train the run again.",
-            ) from None
+            raise missing_weights(path) from None
         raise HmoeError(
             f"the weights {path} are cut, damaged or another model's (their header).",
             fix="copy them again, or remove the run's folder and train it again.",

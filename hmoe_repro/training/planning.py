@@ -10,6 +10,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from ..method.toy_hmoe import toy_hparams
 from ..networks.pretrained import RANDOM, resolve_weights
 from ..networks.registry import NETWORKS, image_defaults, usual_weights
 from . import protocols
-from .run_config import TOY, RunConfig, RunOptions
+from .run_config import NO_TEST_DOMAIN, TOY, RunConfig, RunOptions
 from .splits import cached_split_lists, register_splits
 
 # %% ../../nbs/05_training/07_planning.ipynb #def-data-seed
@@ -184,10 +185,36 @@ def _build_once(run: RunOptions, data: DomainDataset, hparams: dict):
         restore_random_state(before)
     _CONSTRUCTIBLE.add(key)
 
+# %% ../../nbs/05_training/07_planning.ipynb #def-held-out
+def _held_out(test_domains: Sequence[str], domain_names: Sequence[str]) -> tuple[str, ...]:
+    """Return the test domains of a run, () for `NO_TEST_DOMAIN`.
+
+    Raises:
+        HmoeError: if no name is given, or a domain of the data set is called `NO_TEST_DOMAIN`.
+    """
+    if not test_domains:
+        raise HmoeError(
+            "no test domain is given.",
+            fix=f"name the domain to hold out, or {NO_TEST_DOMAIN!r} to train on all domains.",
+            choices=[*domain_names, NO_TEST_DOMAIN],
+            setting="test_domains",
+        )
+    if tuple(test_domains) != (NO_TEST_DOMAIN,):
+        return tuple(test_domains)
+    if NO_TEST_DOMAIN in domain_names:
+        raise HmoeError(
+            f"{NO_TEST_DOMAIN!r} is a domain of these data, and also means that none is held out.",
+            fix="rename this domain.",
+            setting="test_domains",
+        )
+    return ()
+
 # %% ../../nbs/05_training/07_planning.ipynb #def-make-config
 def _registered_names(run: RunOptions) -> RunOptions:
     """Register algorithms and data of a user, and return the run with their registered names."""
-    names = {"algorithm": algorithm_name(run.algorithm), "dataset": find_dataset(run.dataset)}
+    names: dict[str, Any] = {"algorithm": algorithm_name(run.algorithm)}
+    names["dataset"] = find_dataset(run.dataset)
+    names["test_domains"] = _held_out(run.test_domains, DATASETS[names["dataset"]].domain_names)
     if run.seed_as is not None:
         with blame_setting("seed_as"):
             names["seed_as"] = algorithm_name(run.seed_as)
@@ -265,7 +292,8 @@ def make_config(
     Args:
         algorithm: a name or a class (`algorithm_name`).
         dataset: a name, or a folder <domain>/<class>/<image>.
-        test_domains: names of the domains that are held out.
+        test_domains: names of the domains that are held out. ["none"] holds out none: the final
+            model is trained on all domains, and has no test accuracy.
         trial_seed: seed of the split and of the run.
         hparams: hyper-parameters and options of images that replace defaults.
         data_dir: folder of data sets. The default is HMOE_DATA, or `data/`.

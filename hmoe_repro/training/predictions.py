@@ -31,6 +31,7 @@ from . import protocols
 from hmoe_repro.training.model import (
     build_dataset,
     load_weights,
+    missing_weights,
     restore_model,
     selected_path,
     with_precomputed,
@@ -216,8 +217,16 @@ def _joined_columns(columns: list[dict[str, torch.Tensor | list[str]]]) -> dict[
     return joined
 
 # %% ../../nbs/05_training/12_predictions.ipynb #def-collect-all
+def _load_selected(folder: Path, mode: str, algorithm):
+    """Load the weights that a mode selected. Raise `HmoeError` if they are missing or damaged."""
+    path = selected_path(folder, mode)
+    if not path.exists():
+        raise missing_weights(path)
+    load_weights(path, algorithm)
+
+
 def collect_predictions(
-    evaluation: Evaluation, algorithm, folder: Path, steps: dict[str, int]
+    evaluation: Evaluation, algorithm, folder: Path | None, steps: dict[str, int]
 ) -> Predictions:
     """Predict for all images of a run with its selected weights.
 
@@ -225,7 +234,8 @@ def collect_predictions(
         evaluation: the run's data and splits.
         algorithm: an algorithm of the run. Its weights are replaced by the selected ones, and it
             is in evaluation mode afterwards.
-        folder: folder of the run, with the selected weights of each mode.
+        folder: folder of the run, with the selected weights of each mode. None keeps the weights
+            that the algorithm has.
         steps: inference mode -> update after which its weights were selected.
 
     Raises:
@@ -245,13 +255,8 @@ def collect_predictions(
     logits = {}
     algorithm.eval()
     for mode in steps:
-        path = selected_path(folder, mode)
-        if not path.exists():
-            raise HmoeError(
-                f"the weights {path} are not here (published records come without them).",
-                fix="train the run again.",
-            )
-        load_weights(path, algorithm)
+        if folder is not None:
+            _load_selected(folder, mode, algorithm)
         of_parts = []
         for part in parts:
             known = domains.index(part.domain) if part.domain in domains else None

@@ -75,15 +75,19 @@ def make_splits(dataset: DomainDataset, trial_seed: int) -> dict[str, dict[str, 
 def select_training_domains(dataset: DomainDataset | Domains, test_domains) -> list[str]:
     """Return all domains but the test domains, in the order of the data set.
 
+    Args:
+        dataset: the data set.
+        test_domains: names of the test domains. An empty list leaves all domains (the final model).
+
     Raises:
-        HmoeError: for unknown or repeated test domains, for none, and if no domain is left.
+        HmoeError: for unknown or repeated test domains, and if no domain is left.
     """
     for domain in test_domains:
         dataset.domain_index(domain)
     remaining = [d for d in dataset.domain_names if d not in test_domains]
-    if not test_domains or len(set(test_domains)) != len(test_domains) or not remaining:
+    if len(set(test_domains)) != len(test_domains) or not remaining:
         raise HmoeError(
-            "test domains must be one or more different names that leave a training domain, "
+            "test domains must be different names that leave a training domain, "
             f"got {list(test_domains)}.",
             choices=dataset.domain_names,
         )

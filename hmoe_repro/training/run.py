@@ -257,6 +257,14 @@ def _measure(trainer: Trainer, folder: Path) -> dict:
     return scores
 
 # %% ../../nbs/05_training/13_run.ipynb #def-train-run
+def _test_size_entry(trainer: Trainer) -> dict:
+    """Return the number of test images, or {} for the final model, which has no test domain."""
+    test_domains = trainer.config.test_domains
+    if not test_domains:
+        return {}
+    return {"test_size": sum(len(trainer.splits[domain]["in"]) for domain in test_domains)}
+
+
 def _in_domain_entries(trainer: Trainer) -> dict:
     """Return the entries of a record about test images of the training domains, or {}."""
     accuracies = in_domain_accuracy(
@@ -303,7 +311,7 @@ def _train(session: _Session) -> dict:
         "selected": selected,
         **_measure(trainer, session.folder),
         **_predictions_entry(session, trainer, selected),
-        "test_size": sum(len(trainer.splits[domain]["in"]) for domain in config.test_domains),
+        **_test_size_entry(trainer),
         "resumed": resumed,
         "parts": parts,
         "wall_time_s": time.perf_counter() - started,

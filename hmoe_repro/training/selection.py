@@ -13,7 +13,7 @@ import operator
 from typing import Any, Literal, NotRequired, TypedDict, get_args
 
 from ..core.errors import HmoeError, check_choice, public
-from .run_config import GREEDY
+from .run_config import GREEDY, TOY
 
 # %% ../../nbs/05_training/04_selection.ipynb #def-record
 Accuracies = dict[str, dict[str, dict[str, float]]]  # domain -> split -> mode -> accuracy, 0 to 1
@@ -44,12 +44,13 @@ class Selected(TypedDict):
     Attributes:
         step: step of the checkpoint.
         validation_accuracy: mean accuracy on the *out* parts of the training domains, 0 to 1.
-        test_accuracy: mean accuracy on the *in* parts of the test domains, 0 to 1.
+        test_accuracy: mean accuracy on the *in* parts of the test domains, 0 to 1. The final model,
+            trained on all domains, has none.
     """
 
     step: int
     validation_accuracy: float
-    test_accuracy: float
+    test_accuracy: NotRequired[float]
 
 
 class InDomain(TypedDict):
@@ -156,9 +157,9 @@ def test_accuracy(accuracies: Accuracies, test_domains, mode: str) -> float | No
         mode: the inference mode.
 
     Returns:
-        The mean, or None if one of the domains was not evaluated.
+        The mean, or None if there is no test domain, or one was not evaluated.
     """
-    if any("in" not in accuracies.get(domain, {}) for domain in test_domains):
+    if not test_domains or any("in" not in accuracies.get(domain, {}) for domain in test_domains):
         return None
     return _mean([accuracies[domain]["in"][mode] for domain in test_domains])
 
@@ -195,7 +196,7 @@ def training_domain_validation(
 
     Returns:
         mode -> {step, validation_accuracy, test_accuracy} of the checkpoint with the best
-        validation accuracy.
+        validation accuracy. Without test domains there is no test_accuracy.
 
     Raises:
         HmoeError: if there is no checkpoint, or the selected one was not tested.
@@ -203,6 +204,10 @@ def training_domain_validation(
     selected = {}
     for mode in modes:
         best, score = _best_checkpoint(checkpoints, test_domains, selection_mode or mode)
+        scores = Selected(step=best["step"], validation_accuracy=score)
+        selected[mode] = scores
+        if not test_domains:
+            continue
         accuracy = test_accuracy(best["accuracies"], test_domains, mode)
         if accuracy is None:
             raise HmoeError(
@@ -210,9 +215,7 @@ def training_domain_validation(
                 f"which mode {mode!r} selects.",
                 fix="train the run again.",
             )
-        selected[mode] = Selected(
-            step=best["step"], validation_accuracy=score, test_accuracy=accuracy
-        )
+        scores["test_accuracy"] = accuracy
     return selected
 
 # %% ../../nbs/05_training/04_selection.ipynb #def-in-domain
@@ -290,17 +293,20 @@ def differing_selection(record: Record) -> str | None:
         'selected' or 'in_domain'. None if both follow, and for the toy, which selects nothing.
     """
     checkpoints = record["checkpoints"]
-    test_domains = record["config"].get("test_domains")
-    if not test_domains or record["status"] != "complete":
+    config = record["config"]
+    if config.get("dataset") == TOY or record["status"] != "complete":
         return None
+    test_domains = config.get("test_domains") or []
     try:
         tested_modes, in_domain_modes = _evaluated_modes(checkpoints, test_domains)
+        if not test_domains:  # the final model: validated only
+            tested_modes = list(record["selected"])
         mode = selection_mode_of(record) if checkpoints else None
         selected = training_domain_validation(checkpoints, test_domains, tested_modes, mode)
         in_domain = in_domain_accuracy(checkpoints, test_domains, in_domain_modes, mode)
     except (HmoeError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         return "selected"
-    if selected != record["selected"]:
+    if selected != record["selected"] or not selected:
         return "selected"
     if in_domain != record.get("in_domain", {}):
         return "in_domain"
@@ -456,7 +462,7 @@ def _selected_offer(run: Record, mode: str) -> dict:
         "run_id": run["run_id"],
         "validation": scores["validation_accuracy"],
         "step": scores["step"],
-        "test_accuracy": scores["test_accuracy"],
+        "test_accuracy": scores["test_accuracy"],  # pyright: ignore  # it has a test domain
     }
 
 

@@ -244,19 +244,23 @@ class RunSummary(NamedTuple):
     reason: str
     seconds: float
     config: dict
-    accuracies: dict[str, float]  # mode -> test accuracy of the selected checkpoint
+    accuracies: dict[str, float]  # mode -> test accuracy of the selected checkpoint, if it has one
     finished: str  # date and time in ISO 8601, or '' in an old record
 
 
 def summary_of(record: Record) -> RunSummary:
     """Return the summary of a record. Analysis and pages read records in `analysis.results`."""
+    accuracies = {}
+    for mode, best in record["selected"].items():
+        if "test_accuracy" in best:
+            accuracies[mode] = best["test_accuracy"]
     return RunSummary(
         run_id=record["run_id"],
         status=record["status"],
         reason=record.get("reason") or "",
         seconds=record.get("wall_time_s", 0.0),
         config=record["config"],
-        accuracies={mode: best["test_accuracy"] for mode, best in record["selected"].items()},
+        accuracies=accuracies,
         finished=record.get("finished") or "",
     )
 
