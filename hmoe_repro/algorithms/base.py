@@ -21,10 +21,11 @@ from torch import nn
 from .hparams import merge_hparams
 from .tools import match_layouts, to_floats
 from ..core.errors import HmoeError, public
-from ..core.metadata import as_minibatch
+from ..core.metadata import Minibatch, as_minibatch
 from ..networks.measuring import Measurement
 from hmoe_repro.networks.registry import (
     NETWORKS,
+    ROW_NETWORK,
     Featurizer,
     make_classifier,
     make_featurizer,
@@ -32,6 +33,7 @@ from hmoe_repro.networks.registry import (
 )
 from ..networks.routing import EXPERT_CHOICES
 from ..networks.search_space import HParam, declared_hparams  # noqa: F401
+from ..networks.small import as_rows, is_row_shape, row_shape
 
 # %% ../../nbs/04_algorithms/03_base.ipynb #def-domain-algorithm
 class DomainAlgorithm(Protocol):
@@ -143,6 +145,13 @@ class Resumable(nn.Module):
             getattr(part, name).load_state_dict(copy.deepcopy(saved))
 
 # %% ../../nbs/04_algorithms/03_base.ipynb #def-with-a-loss
+def _as_input(batch: Minibatch, input_shape: tuple) -> Minibatch:
+    """Return a minibatch whose rows (B, F) or (B, T, F) have the form (B, F, T, 1) of images."""
+    if not is_row_shape(input_shape) or batch.x.dim() == 4:
+        return batch
+    return batch._replace(x=as_rows(batch.x).transpose(1, 2)[..., None])
+
+
 def _check_loss(losses, name: str):
     """Raise `HmoeError` unless `losses['loss']`, from class `name`, is a tensor of one number."""
     if isinstance(losses, dict) and getattr(losses.get("loss"), "shape", None) == ():
@@ -154,6 +163,21 @@ def _check_loss(losses, name: str):
     )
 
 # %% ../../nbs/04_algorithms/03_base.ipynb #def-check-number
+def _usual_hparams(cls, input_shape) -> dict:
+    """Return the hyper-parameters that follow from an input shape: networks for rows of numbers.
+
+    Raises:
+        HmoeError: for rows of numbers, if `cls` needs images.
+    """
+    if not is_row_shape(input_shape):
+        return {}
+    if cls.needs_images:
+        cause = f"{cls.needs_images}, and the data are rows of numbers."
+        raise HmoeError(cause, fix="images, or another algorithm, such as ERM.")
+    names = [name for name in ("network", "d2v_encoder") if name in cls.HPARAMS]
+    return dict.fromkeys(names, ROW_NETWORK)
+
+
 def _check_number(cls, num_domains: int, hparams: dict):
     """Raise `HmoeError` if `cls` with `hparams` cannot train on this number of domains."""
     if cls.needs_two_domains and num_domains < 2:
@@ -180,14 +204,14 @@ class Algorithm(Resumable):
     `loss` and `steps` each pair is a `Minibatch`, with the attributes `meta` and `ids`.
 
     Args:
-        input_shape: (C, H, W) of an image.
+        input_shape: (C, H, W) of an image, (F,) of a row of numbers, or (T, F) of a sequence.
         num_classes: number of classes, the length of the logits.
         num_domains: number of training domains, M.
         hparams: values that replace defaults of `HPARAMS`.
 
     Raises:
-        HmoeError: for an unknown hyper-parameter, a value that is not allowed, or a number of
-            domains with which the algorithm cannot train.
+        HmoeError: for an unknown hyper-parameter, a value that is not allowed, a number of domains
+            with which the algorithm cannot train, or rows for an algorithm that needs images.
 
     >>> class Constant(Algorithm):
     ...     def predict(self, x, mode="default"):
@@ -216,15 +240,17 @@ class Algorithm(Resumable):
     needs_meta: tuple[str, ...] = ()  # keys of the metadata that training reads
     measurements: tuple[Measurement, ...] = (EXPERT_CHOICES,)  # recorded after training
     needs_two_domains = ""  # first clause of the error for a single training domain
+    needs_images = ""  # first clause of the error for rows of numbers
 
     def __init__(
         self, input_shape, num_classes: int, num_domains: int, hparams: dict | None = None
     ):
         super().__init__()
-        self.input_shape = tuple(input_shape)
+        self.input_shape = row_shape(input_shape)
         self.num_classes = num_classes
         self.num_domains = num_domains
-        self.hparams: dict = merge_hparams(self.HPARAMS, hparams or {}, input_shape[-1])
+        given = _usual_hparams(type(self), input_shape) | (hparams or {})
+        self.hparams: dict = merge_hparams(self.HPARAMS, given, self.input_shape[-1])
         self.check_domains(num_domains, self.hparams)
         self.update_count = 0
         self.total_steps = 5001
@@ -322,7 +348,7 @@ class Algorithm(Resumable):
         """
         if self.optimizer is None:
             self.optimizer = self.make_optimizer()
-        losses = self.steps([as_minibatch(batch) for batch in minibatches])
+        losses = self.steps([_as_input(as_minibatch(b), self.input_shape) for b in minibatches])
         self.update_count += 1
         return to_floats(losses)
 

@@ -19,6 +19,7 @@ from ..core.metadata import Minibatch
 from ..core.seeds import random_state, restore_random_state, seed_everything
 from ..data.base import DomainDataset
 from ..method.clustering import code_statistics, in_plane
+from ..networks.small import standardise_columns
 from . import protocols
 from .model import build_algorithm, with_precomputed
 from .run_config import RunConfig
@@ -249,6 +250,8 @@ class Trainer:
         self.protocol = self.evaluation.protocol
         self.modes, self.selection_mode = self.protocol.modes(self.algorithm)
         inside = [self.splits[domain]["in"] for domain in self.domains]
+        if getattr(data, "columns", ()):
+            self._measure_columns(inside)
         self.sampler = self.protocol.sampler(inside, self.algorithm.hparams["batch_size"], seed)
         self.batches = Batches(self.data, self.domains, self.sampler, device)
         self.labelled = protocols.draw_domain_labelled(
@@ -258,6 +261,13 @@ class Trainer:
         self.checkpoints: list[Checkpoint] = []
         self.losses = LossSums()
         self.best = {}  # mode -> the highest validation accuracy so far
+
+    def _measure_columns(self, inside: list[torch.Tensor]):
+        """Standardise columns of numbers by the training parts `inside` of the training domains."""
+        rows = []
+        for domain, part in zip(self.domains, inside):
+            rows.append(self.data.inputs(self.data.domain_index(domain), part, self.device))
+        standardise_columns(self.algorithm, torch.cat(rows))
 
     def update(self):
         """Train one update, on one batch per training domain.
