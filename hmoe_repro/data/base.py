@@ -831,7 +831,8 @@ def _as_rows(data: Mapping, columns: Sequence | None) -> tuple[Mapping, list[str
     chosen = next(iter(names.values()))
     shaped = {}
     for domain, x in arrays.items():
-        shaped[domain] = (_shaped(str(domain), x, len(chosen)), *list(data[domain])[1:])
+        _, *others = data[domain]
+        shaped[domain] = (_shaped(str(domain), x, len(chosen)), *others)
     lengths = {x.shape[2] for x, *_ in shaped.values()}
     if len(lengths) > 1:
         cause = f"sequences of domains have different lengths: {listed(sorted(lengths))}."

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from ..algorithms import get_algorithm
+from ..algorithms.base import check_inputs
 from ..algorithms.from_file import algorithm_name, source_hash
 from ..algorithms.hparams import draw_hparams, merge_hparams, named_hparams, with_network
 from ..core.errors import HmoeError, Place, blame_setting, check_choice, public
@@ -129,6 +130,7 @@ def _resolved_hparams(run: RunOptions, data: DomainDataset) -> dict:
     training_domains = protocols.select_training_domains(data, run.test_domains)
     num_domains = len(training_domains)
 
+    check_inputs(algorithm, data.input_shape)
     network_layer = {"network": run.network or _default_network(algorithm, data)}
     _check_network(network_layer["network"], data)
     if network_layer["network"] == ROW_NETWORK and "d2v_encoder" in algorithm.HPARAMS:
