@@ -6,7 +6,6 @@ import pandas as pd
 import pytest
 import torch
 
-import hmoe_repro.training.run as run_module
 from hmoe_repro.algorithms import algorithm_names, get_algorithm
 from hmoe_repro.algorithms.conformance import check_algorithm
 from hmoe_repro.apps.compare import compare
@@ -124,28 +123,20 @@ def test_a_run_keeps_the_units_with_its_weights_and_predicts_for_new_rows(tmp_pa
         load(config.run_id, store=store)
 
 
-def test_a_run_that_is_killed_resumes_bitwise(tmp_path, monkeypatch):
-    whole = RunStore(tmp_path / "whole")
-    config = config_of("HMOE-DL", steps=30, checkpoint_frequency=10)
-    run(config, whole)
-    evaluate = Trainer.evaluate
-    calls = []
-
-    def dies(trainer):
-        calls.append(trainer.step)
-        if len(calls) == 3:
+def test_a_run_that_is_killed_resumes_bitwise(tmp_path):
+    def kill(step, steps):
+        if step == 18:
             raise KeyboardInterrupt
-        return evaluate(trainer)
 
-    store = RunStore(tmp_path / "killed")
-    monkeypatch.setattr(Trainer, "evaluate", dies)
-    monkeypatch.setattr(run_module, "STATE_SECONDS", 0, raising=False)
+    whole = RunStore(tmp_path / "whole")
+    killed = RunStore(tmp_path / "killed")
+    config = config_of("HMOE-DL", steps=30, checkpoint_frequency=5)
+    run(config, whole)
     with pytest.raises(KeyboardInterrupt):
-        run(config, store)
-    monkeypatch.setattr(Trainer, "evaluate", evaluate)
-    assert run(config, store)["status"] == "complete"
+        run(config, killed, on_step=kill)
+    assert run(config, killed)["resumed"]
     first, _ = load_model(config.run_id, store=whole)
-    second, _ = load_model(config.run_id, store=store)
+    second, _ = load_model(config.run_id, store=killed)
     for name, values in first.state_dict().items():
         assert torch.equal(values, second.state_dict()[name]), name
 
