@@ -317,9 +317,7 @@ class MultiDomainDataset(Domains):
         Raises:
             HmoeError: for rows of numbers.
         """
-        if self.columns:
-            cause = f"{self.name} has rows of numbers, which are no pictures."
-            raise HmoeError(cause, fix="a data set of images.")
+        _refuse_rows(self)
         images = self.images[position][indices]
         if images.dtype == torch.uint8:
             return images
@@ -366,7 +364,7 @@ class MultiDomainDataset(Domains):
     @functools.cached_property
     def fingerprint(self) -> str:
         """Hash of names, images, labels and metadata: twelve hexadecimal digits of SHA-256."""
-        names = (self.domain_names, self.class_names, *([self.columns] if self.columns else ()))
+        names = _hashed_names(self)
         digest = hashlib.sha256(repr(names).encode())
         for images, labels in zip(self.images, self.labels):
             kind = (tuple(images.shape), str(images.dtype))
@@ -444,6 +442,19 @@ def _check_rows(data: MultiDomainDataset):
                 fix="replace missing values, or leave such rows out.",
             )
     _check_factors(data)
+
+
+def _refuse_rows(data: MultiDomainDataset):
+    """Raise `HmoeError` for rows of numbers, which are no pictures."""
+    if data.columns:
+        cause = f"{data.name} has rows of numbers, which are no pictures."
+        raise HmoeError(cause, fix="a data set of images.")
+
+
+def _hashed_names(data: MultiDomainDataset) -> tuple:
+    """Return the names of domains and classes, and those of columns if there are some."""
+    names = (data.domain_names, data.class_names)
+    return (*names, data.columns) if data.columns else names
 
 # %% ../../nbs/02_data/01_base.ipynb #def-averaged
 def _averaged(data: MultiDomainDataset, resolution: int) -> MultiDomainDataset:

@@ -18,10 +18,10 @@ from ..algorithms import get_algorithm
 from ..algorithms.base import check_inputs
 from ..algorithms.from_file import algorithm_name, source_hash
 from ..algorithms.hparams import draw_hparams, merge_hparams, named_hparams, with_network
-from ..core.errors import HmoeError, Place, blame_setting, check_choice, public
+from ..core.errors import HmoeError, Place, blame_setting, check_choice, listed, public
 from ..core.seeds import random_state, restore_random_state
 from ..data.base import DomainDataset
-from ..data.loader import IMAGE_OPTIONS
+from ..data.loader import IMAGE_OPTIONS, common_classes
 from ..data.registry import DATASETS, find_dataset, keep_data, load_dataset
 from ..method.toy import sine_intervals
 from ..method.toy_hmoe import toy_hparams
@@ -60,6 +60,13 @@ def check_options(run: RunOptions):
     if run.network:
         with blame_setting("network"):
             check_choice(run.network, NETWORKS, "network")
+    if run.classes == "intersection" and run.splits is not None:
+        raise HmoeError(
+            "a given split names the images of all classes, and classes=intersection leaves some "
+            "out.",
+            fix="classes=union, or no splits.",
+            setting="classes",
+        )
     if run.determinism == "portable" and run.precision.endswith("-compile"):
         raise HmoeError(
             f"portable arithmetic and precision {run.precision} exclude each other: the compiler "
@@ -72,6 +79,8 @@ def check_options(run: RunOptions):
 def _prepared_data(run: RunOptions, data_dir) -> DomainDataset:
     """Load the data set of a run, in its resolution and with its options for images."""
     data = load_dataset(run.dataset, data_seed(run), data_dir)
+    if run.classes == "intersection":
+        data = common_classes(data)
     options = {name: value for name, value in run.hparams.items() if name in IMAGE_OPTIONS}
     if not hasattr(data, "options"):
         return data.with_options(run.resolution, options)
@@ -213,6 +222,14 @@ def _registered_names(run: RunOptions) -> RunOptions:
     return run.replace(**names)
 
 
+def _note_unknown(run: RunOptions, data: DomainDataset):
+    """Warn of test images whose class no training domain has, which are left out of the score."""
+    for domain, counts in protocols.unknown_classes(data, run.test_domains).items():
+        named = listed([f"{name} ({count})" for name, count in counts.items()], 5)
+        note = f"left out of the score of {domain}: images of classes that no training domain has"
+        warnings.warn(f"{note}, {named}", stacklevel=4)
+
+
 def resolve(run: RunOptions, data_dir=None) -> RunConfig:
     """Fill in everything that the options of a run leave open.
 
@@ -231,6 +248,8 @@ def resolve(run: RunOptions, data_dir=None) -> RunConfig:
     data = _prepared_data(run, data_dir)
     if DATASETS[run.dataset].kept:
         keep_data(data)
+    if run.classes == "union":
+        _note_unknown(run, data)
     _check_metadata(get_algorithm(run.algorithm), data)
     hparams = _resolved_hparams(run, data)
     _build_once(run, data, hparams)
