@@ -330,7 +330,12 @@ def evaluate_command(
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-embed
 def embed_command(
-    run: Annotated[str, argument("A run of `hmoe runs`, or the beginning of its id.")],
+    run: Annotated[
+        str,
+        argument(
+            "A run of `hmoe runs`, or a network of `hmoe list --networks`.", metavar="RUN|NETWORK"
+        ),
+    ],
     output: Annotated[
         str | None,
         option("File of the features, .npz or .parquet.", callback=options.writable_file),
@@ -339,7 +344,8 @@ def embed_command(
         str | None, option("PNG file of a map.", callback=options.writable_file)
     ] = None,
     compare: Annotated[
-        str | None, option("Another run on the same data: print the CKA of both.", metavar="RUN")
+        str | None,
+        option("Another run or network on the same data: print the CKA.", metavar="RUN|NETWORK"),
     ] = None,
     count: Annotated[
         int, option("Images of each domain, drawn by a fixed seed.", "--images", min=2)
@@ -349,29 +355,41 @@ def embed_command(
         option("Colour the map by class, predicted, domain, held_out or expert; repeatable."),
     ] = None,
     map_method: Annotated[str, option("Of the map: tsne, or umap.", "--method")] = "tsne",
+    dataset: Annotated[
+        str | None, option("Of a network: a data set, a folder or a list of images.")
+    ] = None,
+    weights: Annotated[
+        str | None, option("Of a network: published weights, a file, or random.")
+    ] = None,
+    resolution: Annotated[
+        int | None, option("Of a network: pixels a side; default: its own, or the data's.", min=1)
+    ] = None,
     overwrite: options.OverwriteOption = False,
     device: options.DeviceOption = "auto",
     data_dir: options.DataDirOption = None,
 ):
-    """Compute what a trained network makes of each image before it classifies it.
+    """Compute what a network makes of each image before it classifies it.
 
-    Without an option, it prints how many features there are.
+    The network is that of a run, or one by name before any training. Without an option, it prints
+    how many features there are.
 
     Example:
         hmoe embed 4e51f5bfa0ca --output features.npz --picture map.png
         hmoe embed 4e51f5bfa0ca --compare 78af1d75ee74
+        hmoe embed efficientnet_lite0 --dataset path/to/my_images --picture map.png
     """
     import matplotlib.pyplot as plt
 
-    from hmoe_repro.apps.embed import compare_features, embed, plot_map
+    from hmoe_repro.apps.embed import compare_features, embed_source, plot_map
 
     keep_existing(*filter(None, (output, picture)), overwrite=overwrite)
-    options.configure(data_dir)
-    found = embed(run, count, device=device)
+    folder = options.configure(data_dir)
+    of_network = {"dataset": dataset, "weights": weights, "resolution": resolution}
+    found = embed_source(run, count, data_dir=folder, device=device, **of_network)
     images, width = found.features.shape
-    say(f"{plural(images, 'image')} of run {found.run_id}: {plural(width, 'feature')} each")
+    say(f"{plural(images, 'image')} of {found.run_id}: {plural(width, 'feature')} each")
     if compare:
-        other = embed(compare, count, device=device)
+        other = embed_source(compare, count, data_dir=folder, device=device, **of_network)
         table = compare_features(found, other).round(2)
         options.print_frame(f"Linear CKA of {found.run_id} and {other.run_id}", table)
     if output:
