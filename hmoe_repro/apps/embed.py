@@ -26,12 +26,7 @@ from ..core.metadata import describe_samples
 from ..core.seeds import seed_everything, undisturbed
 from ..data.base import DomainDataset
 from ..data.registry import find_dataset, load_dataset
-from hmoe_repro.networks.registry import (
-    NETWORKS,
-    image_defaults,
-    make_featurizer,
-    usual_weights,
-)
+from ..networks.registry import NETWORKS, image_defaults, make_featurizer, usual_weights
 from hmoe_repro.training.model import (
     build_dataset,
     find_run_weights,
@@ -311,9 +306,7 @@ def embed_source(
     if dataset is None:
         cause = f"{source} is a network, which has no data."
         raise HmoeError(cause, fix="--dataset with a name, a folder or a list of images.")
-    return embed_network(
-        source, dataset, limit, data_dir=data_dir, device=device, **options
-    )
+    return embed_network(source, dataset, limit, data_dir=data_dir, device=device, **options)
 
 # %% ../../nbs/09_apps/15_embed.ipynb #def-map
 METHODS = ("tsne", "umap")

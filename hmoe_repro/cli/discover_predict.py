@@ -91,6 +91,34 @@ def _serve(folder: str, output: str | None, open_page: bool, settings: dict):
 
     correct_groups(folder, output, open_page=open_page, **settings)
 
+
+def _train_on_groups(findings, folder: str, report: Path, algorithm: str, seeds: int, settings):
+    """Train an algorithm on the groups, print the comparison with ERM, and write it.
+
+    Args:
+        findings: result of `discover`.
+        folder: the folder of images.
+        report: folder of the report, which gets the table.
+        algorithm: name of the algorithm.
+        seeds: number of trial seeds.
+        settings: arguments of `discover`.
+    """
+    from hmoe_repro.analysis.writers import text_table
+    from hmoe_repro.apps.train_groups import groups_to_train, train_groups
+
+    names = ("device", "steps", "network", "resolution", "hparams", "test_domain")
+    given = {name: settings[name] for name in names}
+    if findings.unreadable:
+        given["hparams"] = (given["hparams"] or {}) | {"unreadable": "skip"}
+    groups = groups_to_train(findings)
+    trained = train_groups(folder, groups, algorithm, seeds, **given)
+    say_frame(f"{trained.algorithm} on the groups", text_table(trained.table.round(1)))
+    say(trained.verdict, trained.note)
+    print_written(trained.save(report / "group_training.csv"))
+    say("its model, to predict for other pictures (NEW_PICTURES is their folder):")
+    print(f"  hmoe predict --model {trained.run_id} NEW_PICTURES", flush=True)
+
+
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #discover-options
 _ExpertsOption = Annotated[
     int | None,
@@ -139,8 +167,12 @@ _OutputOption = Annotated[
 _LabelsOption = Annotated[str | None, option("CSV of file and known domain, to score the groups.")]
 _NamesOption = Annotated[str | None, option("Names of the groups, the largest first: art,photo.")]
 _SortOption = Annotated[str | None, option("Copy the images into this new folder, by group.")]
+_TrainOption = Annotated[
+    str | None,
+    option("Then train this algorithm on the groups, such as GroupDRO, and compare it with ERM."),
+]
 # options that the commands of the page have in another form, or not at all
-_NOT_REPEATED = "output groups sort_into links serve open_ overwrite"
+_NOT_REPEATED = "output groups sort_into links serve open_ overwrite train seeds"
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-discover
 def discover_command(
@@ -171,6 +203,8 @@ def discover_command(
     skip_unreadable: options.SkipUnreadableOption = True,
     set_: options.SettingsOption = None,
     device: options.DeviceOption = "auto",
+    train: _TrainOption = None,
+    seeds: Annotated[int, option("With --train: number of trial seeds.", min=2, max=99)] = 3,
     serve: _ServeOption = False,
     open_: _OpenOption = False,
     overwrite: options.OverwriteOption = False,
@@ -183,6 +217,7 @@ def discover_command(
     Example:
         hmoe discover path/to/my_images --names art,photo --sort-into by_group
         hmoe discover path/to/my_images --serve --open
+        hmoe discover path/to/my_images --groups groups.csv --train GroupDRO
     """
     given = options.given_options(discover_command, locals(), _NOT_REPEATED, paths="labels")
     if not CONFIG.quiet:
@@ -230,6 +265,8 @@ def discover_command(
     _say_next(app.next_commands(findings, folder, report, given))
     say("the page, to open in a browser:")
     print(path_from_here(page), flush=True)
+    if train:
+        _train_on_groups(findings, folder, report, train, seeds, settings)
     if serve:
         _serve(folder, output, open_, settings)
 
