@@ -259,6 +259,7 @@ def train_groups(
         runs=list(configs),
     )
 
+
 def groups_to_train(findings) -> dict[str, str]:
     """Return file -> group of all images of `discover`'s findings, for `train_groups`.
 

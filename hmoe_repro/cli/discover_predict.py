@@ -118,7 +118,6 @@ def _train_on_groups(findings, folder: str, report: Path, algorithm: str, seeds:
     say("its model, to predict for other pictures (NEW_PICTURES is their folder):")
     print(f"  hmoe predict --model {trained.run_id} NEW_PICTURES", flush=True)
 
-
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #discover-options
 _ExpertsOption = Annotated[
     int | None,

@@ -101,7 +101,9 @@ def read_features(path) -> FeatureTable:
     read_table(path, columns, _FIX)  # refuses two columns of one name
     classes = [_name(row, "class") for row in rows]
     domains = [_name(row, "domain") for row in rows]
-    values = np.array([[_number(row, column) for column in columns] for row in rows])
+    values = np.empty((len(rows), len(columns)))
+    for i, row in enumerate(rows):
+        values[i] = [_number(row, column) for column in columns]
     class_names = sorted(set(classes))
     labels = np.array([class_names.index(name) for name in classes], dtype=np.int64)
     by_domain = {}
