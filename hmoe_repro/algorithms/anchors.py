@@ -21,6 +21,7 @@ from ..core.errors import HmoeError
 from ..method.toy import MLP
 from ..networks.backbones import LARGE
 from ..networks.search_space import declared_hparams
+from ..networks.small import RowNet
 
 # %% ../../nbs/04_algorithms/11_anchors.ipynb #def-tap-points
 STAGES = ("maxpool", "layer1", "layer2", "layer3", "layer4")  # of a residual network
@@ -29,8 +30,8 @@ STAGES = ("maxpool", "layer1", "layer2", "layer3", "layer4")  # of a residual ne
 def tap_points(network: nn.Module) -> list[nn.Module]:
     """List the modules whose outputs MIRO compares, from input to output.
 
-    These are the stages of a residual network, the blocks of a transformer, or the norms of the
-    small ConvNet.
+    These are the stages of a residual network, the blocks of a transformer, the norms of the
+    small ConvNet, or the layers of the network of rows.
 
     Raises:
         HmoeError: for any other network.
@@ -40,6 +41,10 @@ def tap_points(network: nn.Module) -> list[nn.Module]:
     for name in ("blocks", "norms"):
         if not stages and name in by_name:
             stages = list(by_name[name].children())
+    if not stages:
+        of_rows = [part.layers for part in network.modules() if isinstance(part, RowNet)]
+        for layers in of_rows:
+            stages += [layer for layer in layers.children() if isinstance(layer, nn.Linear)]
     if stages:
         return stages
     raise HmoeError(

@@ -104,6 +104,7 @@ def wrapped(averaging: type[Averaging], base: type[Algorithm]) -> type[Averaging
         "HPARAMS": base.HPARAMS | averaging.EXTRA_HPARAMS,
         "modes": base.modes,
         "needs_meta": base.needs_meta,
+        "needs_images": base.needs_images,
         "name": f"{averaging.name}-{vars(base).get('name', base.__name__)}",
         "paper": f"{averaging.paper}; {getattr(base, 'paper', 'own')}",
         "needs_domain_labels": getattr(base, "needs_domain_labels", False),

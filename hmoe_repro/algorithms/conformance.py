@@ -25,6 +25,8 @@ from .base import SHARED_HPARAMS, Algorithm, as_floats
 from ..core.errors import HmoeError, check_choice
 from ..core.metadata import Column, Minibatch, as_column, select_values
 from ..core.seeds import seed_everything, undisturbed
+from ..networks.registry import ROW_NETWORK
+from ..networks.small import is_row_shape, row_shape
 
 # %% ../../nbs/04_algorithms/04_conformance.ipynb #def-random-batches
 def random_batches(
@@ -237,11 +239,14 @@ def _check_continuation(trained: Algorithm, trial: Trial):
     )
 
 # %% ../../nbs/04_algorithms/04_conformance.ipynb #def-small-network
-def small_network(cls: type[Algorithm]) -> str:
-    """Return the name of a network that an algorithm can train on images of 16 pixels.
+def small_network(cls: type[Algorithm], input_shape=(3, 16, 16)) -> str:
+    """Return the name of a network that an algorithm can train on images of 16 pixels, or on rows.
 
-    It is 'small_cnn', unless the algorithm declares another default network.
+    It is 'mlp' for rows of numbers. For images it is 'small_cnn', unless the algorithm declares
+    another default network.
     """
+    if is_row_shape(input_shape):
+        return ROW_NETWORK
     shared_default = SHARED_HPARAMS["network"].default
     own_default = cls.HPARAMS["network"].default
     return "small_cnn" if own_default == shared_default else str(own_default)
@@ -260,7 +265,7 @@ def check_algorithm(
 
     Args:
         cls: the algorithm's class.
-        input_shape: (C, H, W) of the random images.
+        input_shape: (C, H, W) of the random images, or (F,) of rows of F numbers.
         num_domains: number of training domains.
         hparams: hyper-parameters in addition to the defaults and a small network.
         meta: key of metadata -> values, one of which each random image gets. A key in `needs_meta`
@@ -270,7 +275,8 @@ def check_algorithm(
     Raises:
         AssertionError: if a rule is broken. The message says which.
     """
-    hparams = {"network": small_network(cls)} | (hparams or {})
+    input_shape = row_shape(input_shape)
+    hparams = {"network": small_network(cls, input_shape)} | (hparams or {})
     columns: dict[str, Column] = {key: torch.arange(2) for key in cls.needs_meta}
     for key, values in (meta or {}).items():
         columns[key] = as_column(values, f"metadata {key!r} of check_algorithm")

@@ -94,6 +94,8 @@ class ThreeCauses(ERM):
     `featurizer` and `classifier` belong to the class. A subclass defines `domain_terms`.
     """
 
+    needs_images = "DIVA and HDUVA draw a thumbnail of an image"
+
     @classmethod
     def check_domains(cls, num_domains, hparams):
         """Raise `HmoeError` for frozen stages, and as `Algorithm.check_domains`."""

@@ -29,6 +29,7 @@ class TransformerERM(ERM):
     """
 
     HPARAMS = ERM.HPARAMS | declared_hparams("transformers")
+    needs_images = "GMoE and ERM-ViT train a transformer on patches of an image"
     networks = PrefixDict(TRANSFORMERS | SPARSE_NETWORKS)
     otherwise = "ERM"
 

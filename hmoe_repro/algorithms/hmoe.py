@@ -171,7 +171,8 @@ def measure_codes(run: TrainedRun) -> tuple[dict, dict[str, torch.Tensor]]:
         for name, values in codes.items():
             arrays[f"{name}_{part}"] = values
     arrays = for_disk(arrays)
-    arrays |= collect_panels(run, arrays["domain_out"], arrays["domain_test"])
+    if not getattr(run.data, "columns", ()):  # rows of numbers have no pictures
+        arrays |= collect_panels(run, arrays["domain_out"], arrays["domain_test"])
     return scores, arrays
 
 

@@ -117,6 +117,7 @@ class ARM(ERM):
     """
 
     HPARAMS = ERM.HPARAMS | declared_hparams("ARM")
+    needs_images = "ARM gives its network a channel that convolutions learn from the pixels"
 
     @classmethod
     def check_domains(cls, num_domains, hparams):

@@ -100,6 +100,7 @@ class JiGen(ERM):
     """
 
     HPARAMS = ERM.HPARAMS | declared_hparams("JiGen")
+    needs_images = "JiGen shuffles the tiles of an image"
     orders: torch.Tensor
 
     @classmethod

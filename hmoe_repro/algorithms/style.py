@@ -243,6 +243,7 @@ class StyleMixing(ERM):
     """
 
     HPARAMS = ERM.HPARAMS | declared_hparams("MixStyle")
+    needs_images = "MixStyle and EFDMix mix statistics of channels over the positions of an image"
 
     @classmethod
     def check_domains(cls, num_domains, hparams):
@@ -403,6 +404,7 @@ class CutMix(ERM):
     """
 
     HPARAMS = ERM.HPARAMS | declared_hparams("CutMix")
+    needs_images = "CutMix pastes a box of pixels"
 
     @classmethod
     def check_domains(cls, num_domains, hparams):

@@ -44,6 +44,7 @@ from ..core.style import use_style
 from ..data.base import MultiDomainDataset, as_dataset
 from ..data.loader import IMAGE_OPTIONS
 from ..data.registry import DATASETS, find_dataset, load_dataset, register_dataset
+from ..networks.registry import ROW_NETWORK
 from ..studies.estimates import default_jobs
 from ..studies.plan import missing_runs
 from ..studies.study_file import MAX_TRIAL_SEEDS
@@ -127,7 +128,9 @@ def _config(algorithm: str, dataset: str, domain: str, seed: int, of_files: bool
     """
     options = dict(options)
     if not options.get("network"):
-        options["network"] = _network(algorithm, of_files)
+        data = load_dataset(dataset, 0, options.get("data_dir"))
+        of_rows = bool(getattr(data, "columns", ()))
+        options["network"] = ROW_NETWORK if of_rows else _network(algorithm, of_files)
     hparams: dict[str, object] = {"batch_size": BATCH_SIZE}
     if of_files:
         hparams["source"] = "cache"

@@ -39,6 +39,7 @@ from hmoe_repro.data.transforms import (
     to_levels,
     why_unreadable,
 )
+from ..networks.small import is_row_shape
 from ..training.model import find_run_weights, restore_model
 from ..training.run_config import RunConfig
 from ..training.selection import Record
@@ -119,6 +120,14 @@ class TrainedModel:
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"  # files in an exported folder
 
 
+def _refuse_rows(record: Record, input_shape: tuple):
+    """Raise `HmoeError` for a model of rows of numbers."""
+    if is_row_shape(input_shape):
+        cause = f"run {record['run_id']} was trained on rows of {input_shape[0]} numbers."
+        fix = "algorithm, record = load_model(run), then algorithm.predict(x) with x (N, F)."
+        raise HmoeError(cause, fix=fix)
+
+
 def _refuse_other_channels(record: Record, channels: int):
     """Raise `HmoeError` for a model of images that are not RGB."""
     if channels != 3:
@@ -140,6 +149,7 @@ def _model(record: Record, weights: str, path: Path, device, trust_code: bool) -
         trust_code: as in `load`.
     """
     algorithm, shape = restore_model(record, weights, path, device, trust_code)
+    _refuse_rows(record, shape.input_shape)
     _refuse_other_channels(record, shape.input_shape[0])
     experts = [f"expert {k}" for k in range(getattr(algorithm, "num_experts", 0))]
     test_domains = record["config"]["test_domains"]

@@ -92,6 +92,33 @@ def _serve(folder: str, output: str | None, open_page: bool, settings: dict):
 
     correct_groups(folder, output, open_page=open_page, **settings)
 
+
+def _train_on_groups(findings, folder: str, report: Path, algorithm: str, seeds: int, settings):
+    """Train an algorithm on the groups, print the comparison with ERM, and write it.
+
+    Args:
+        findings: result of `discover`.
+        folder: the folder of images.
+        report: folder of the report, which gets the table.
+        algorithm: name of the algorithm.
+        seeds: number of trial seeds.
+        settings: arguments of `discover`.
+    """
+    from hmoe_repro.analysis.writers import text_table
+    from hmoe_repro.apps.train_groups import groups_to_train, train_groups
+
+    names = ("device", "steps", "network", "resolution", "hparams", "test_domain")
+    given = {name: settings[name] for name in names}
+    if findings.unreadable:
+        given["hparams"] = (given["hparams"] or {}) | {"unreadable": "skip"}
+    groups = groups_to_train(findings)
+    trained = train_groups(folder, groups, algorithm, seeds, **given)
+    say_frame(f"{trained.algorithm} on the groups", text_table(trained.table.round(1)))
+    say(trained.verdict, trained.note)
+    print_written(trained.save(report / "group_training.csv"))
+    say("its model, to predict for other pictures (NEW_PICTURES is their folder):")
+    print(f"  hmoe predict --model {trained.run_id} NEW_PICTURES", flush=True)
+
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #discover-options
 _ExpertsOption = Annotated[
     int | None,
@@ -140,8 +167,12 @@ _OutputOption = Annotated[
 _LabelsOption = Annotated[str | None, option("CSV of file and known domain, to score the groups.")]
 _NamesOption = Annotated[str | None, option("Names of the groups, the largest first: art,photo.")]
 _SortOption = Annotated[str | None, option("Copy the images into this new folder, by group.")]
+_TrainOption = Annotated[
+    str | None,
+    option("Then train this algorithm on the groups, such as GroupDRO, and compare it with ERM."),
+]
 # options that the commands of the page have in another form, or not at all
-_NOT_REPEATED = "output groups sort_into links serve open_ overwrite"
+_NOT_REPEATED = "output groups sort_into links serve open_ overwrite train seeds"
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-discover
 def discover_command(
@@ -172,6 +203,8 @@ def discover_command(
     skip_unreadable: options.SkipUnreadableOption = True,
     set_: options.SettingsOption = None,
     device: options.DeviceOption = "auto",
+    train: _TrainOption = None,
+    seeds: Annotated[int, option("With --train: number of trial seeds.", min=2, max=99)] = 3,
     serve: _ServeOption = False,
     open_: _OpenOption = False,
     overwrite: options.OverwriteOption = False,
@@ -184,6 +217,7 @@ def discover_command(
     Example:
         hmoe discover path/to/my_images --names art,photo --sort-into by_group
         hmoe discover path/to/my_images --serve --open
+        hmoe discover path/to/my_images --groups groups.csv --train GroupDRO
     """
     given = options.given_options(discover_command, locals(), _NOT_REPEATED, paths="labels")
     if not CONFIG.quiet:
@@ -231,6 +265,8 @@ def discover_command(
     _say_next(app.next_commands(findings, folder, report, given))
     say("the page, to open in a browser:")
     print(path_from_here(page), flush=True)
+    if train:
+        _train_on_groups(findings, folder, report, train, seeds, settings)
     if serve:
         _serve(folder, output, open_, settings)
 
@@ -355,7 +391,12 @@ def evaluate_command(
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-embed
 def embed_command(
-    run: Annotated[str, argument("A run of `hmoe runs`, or the beginning of its id.")],
+    run: Annotated[
+        str,
+        argument(
+            "A run of `hmoe runs`, or a network of `hmoe list --networks`.", metavar="RUN|NETWORK"
+        ),
+    ],
     output: Annotated[
         str | None,
         option("File of the features, .npz or .parquet.", callback=options.writable_file),
@@ -364,7 +405,8 @@ def embed_command(
         str | None, option("PNG file of a map.", callback=options.writable_file)
     ] = None,
     compare: Annotated[
-        str | None, option("Another run on the same data: print the CKA of both.", metavar="RUN")
+        str | None,
+        option("Another run or network on the same data: print the CKA.", metavar="RUN|NETWORK"),
     ] = None,
     count: Annotated[
         int, option("Images of each domain, drawn by a fixed seed.", "--images", min=2)
@@ -374,29 +416,41 @@ def embed_command(
         option("Colour the map by class, predicted, domain, held_out or expert; repeatable."),
     ] = None,
     map_method: Annotated[str, option("Of the map: tsne, or umap.", "--method")] = "tsne",
+    dataset: Annotated[
+        str | None, option("Of a network: a data set, a folder or a list of images.")
+    ] = None,
+    weights: Annotated[
+        str | None, option("Of a network: published weights, a file, or random.")
+    ] = None,
+    resolution: Annotated[
+        int | None, option("Of a network: pixels a side; default: its own, or the data's.", min=1)
+    ] = None,
     overwrite: options.OverwriteOption = False,
     device: options.DeviceOption = "auto",
     data_dir: options.DataDirOption = None,
 ):
-    """Compute what a trained network makes of each image before it classifies it.
+    """Compute what a network makes of each image before it classifies it.
 
-    Without an option, it prints how many features there are.
+    The network is that of a run, or one by name before any training. Without an option, it prints
+    how many features there are.
 
     Example:
         hmoe embed 4e51f5bfa0ca --output features.npz --picture map.png
         hmoe embed 4e51f5bfa0ca --compare 78af1d75ee74
+        hmoe embed efficientnet_lite0 --dataset path/to/my_images --picture map.png
     """
     import matplotlib.pyplot as plt
 
-    from hmoe_repro.apps.embed import compare_features, embed, plot_map
+    from hmoe_repro.apps.embed import compare_features, embed_source, plot_map
 
     keep_existing(*filter(None, (output, picture)), overwrite=overwrite)
-    options.configure(data_dir)
-    found = embed(run, count, device=device)
+    folder = options.configure(data_dir)
+    of_network = {"dataset": dataset, "weights": weights, "resolution": resolution}
+    found = embed_source(run, count, data_dir=folder, device=device, **of_network)
     images, width = found.features.shape
-    say(f"{plural(images, 'image')} of run {found.run_id}: {plural(width, 'feature')} each")
+    say(f"{plural(images, 'image')} of {found.run_id}: {plural(width, 'feature')} each")
     if compare:
-        other = embed(compare, count, device=device)
+        other = embed_source(compare, count, data_dir=folder, device=device, **of_network)
         table = compare_features(found, other).round(2)
         options.print_frame(f"Linear CKA of {found.run_id} and {other.run_id}", table)
     if output:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch.utils.data import Dataset
@@ -219,19 +220,21 @@ class DomainDataset(Protocol):
 # %% ../../nbs/02_data/01_base.ipynb #def-multidomaindataset
 @dataclass
 class MultiDomainDataset(Domains):
-    """Images and labels of several domains, in memory.
+    """Images, or rows of numbers, and labels of several domains, in memory.
 
     Args:
         name: name of the data set.
         domain_names: names of the domains.
         class_names: names of the classes, shared by all domains.
-        images: images of each domain i, (N_i, C, H, W), uint8 or float32 in [0, 1].
+        images: images of each domain i, (N_i, C, H, W), uint8 or float32 in [0, 1]. With `columns`
+            sequences of T rows of F numbers, (N_i, F, T, 1) float32, T = 1 for single rows.
         labels: labels of each domain, (N_i,) int64.
         source_index: index of each image in the source data, (N_i,) for each domain, or None.
         factors: further labels, name -> a tensor (N_i,) int64 for each domain. They are measured
             after training, and no algorithm sees them.
         meta: metadata that algorithms may read, key -> for each domain, a tensor (N_i, ...) or N_i
             texts or numbers.
+        columns: names of the F columns of numbers. Empty for images.
 
     Raises:
         HmoeError: for an empty or ill-formed domain.
@@ -245,13 +248,14 @@ class MultiDomainDataset(Domains):
     source_index: list[torch.Tensor] | None = field(default=None, repr=False)
     factors: dict[str, list[torch.Tensor]] = field(default_factory=dict, repr=False)
     meta: dict[str, list[Column]] = field(default_factory=dict, repr=False)
+    columns: list[str] = field(default_factory=list)
 
     augmented = False  # whether each training image needs a seed
 
     def __post_init__(self):
         amounts = [len(x) for x in self.images]
         check_domains(self, amounts, self.labels)
-        _check_images(self)
+        _check_rows(self) if self.columns else _check_images(self)
         self.meta = check_meta(self.name, self.domain_names, amounts, self.meta)
 
     @property
@@ -309,7 +313,11 @@ class MultiDomainDataset(Domains):
             position: position of the domain in `domain_names`.
             indices: (B,) indices of the images in that domain.
             seeds: (B,) seeds of the augmentation. Unused here, as in `inputs`.
+
+        Raises:
+            HmoeError: for rows of numbers.
         """
+        _refuse_rows(self)
         images = self.images[position][indices]
         if images.dtype == torch.uint8:
             return images
@@ -356,7 +364,7 @@ class MultiDomainDataset(Domains):
     @functools.cached_property
     def fingerprint(self) -> str:
         """Hash of names, images, labels and metadata: twelve hexadecimal digits of SHA-256."""
-        names = (self.domain_names, self.class_names)
+        names = _hashed_names(self)
         digest = hashlib.sha256(repr(names).encode())
         for images, labels in zip(self.images, self.labels):
             kind = (tuple(images.shape), str(images.dtype))
@@ -367,6 +375,16 @@ class MultiDomainDataset(Domains):
         return digest.hexdigest()[:12]
 
 # %% ../../nbs/02_data/01_base.ipynb #def-check-shapes
+def _check_factors(data: MultiDomainDataset):
+    """Raise `HmoeError` for a factor without exactly one value for each image."""
+    for factor, values in data.factors.items():
+        if [len(v) for v in values] != [len(y) for y in data.labels]:
+            raise HmoeError(
+                f"{data.name}: factor {factor!r} does not have one value for each image.",
+                fix=f"give a value of {factor} for each image of each domain.",
+            )
+
+
 def _check_images(data: MultiDomainDataset):
     """Check types, ranges and shapes of images, and the number of values of each factor.
 
@@ -396,12 +414,47 @@ def _check_images(data: MultiDomainDataset):
             raise HmoeError(
                 f"{cause}have {data.input_shape}.", fix="resize all images to one shape."
             )
-    for factor, values in data.factors.items():
-        if [len(v) for v in values] != [len(y) for y in data.labels]:
+    _check_factors(data)
+
+
+def _check_rows(data: MultiDomainDataset):
+    """Check types, shapes and values of rows of numbers.
+
+    Raises:
+        HmoeError: for another type or shape, and for a value that is not finite. It names the
+            domain, the column and the row.
+    """
+    width = len(data.columns)
+    length = data.images[0].shape[2:3]
+    for domain, x in zip(data.domain_names, data.images):
+        where = f"{data.name}: domain {domain!r}"
+        if x.dtype != torch.float32 or x.dim() != 4 or x.shape[1:] != (width, *length, 1):
             raise HmoeError(
-                f"{data.name}: factor {factor!r} does not have one value for each image.",
-                fix=f"give a value of {factor} for each image of each domain.",
+                f"{where} has {x.dtype} of shape {tuple(x.shape)} for {width} columns.",
+                fix=f"torch.float32 of shape (N, {width}, T, 1), with the same T in each domain.",
             )
+        bad = (~x.isfinite()).nonzero()
+        if len(bad):
+            row, column, *_ = bad[0].tolist()
+            value = x[tuple(bad[0])].item()
+            raise HmoeError(
+                f"{where} has {value} in row {row} of the column {data.columns[column]!r}.",
+                fix="replace missing values, or leave such rows out.",
+            )
+    _check_factors(data)
+
+
+def _refuse_rows(data: MultiDomainDataset):
+    """Raise `HmoeError` for rows of numbers, which are no pictures."""
+    if data.columns:
+        cause = f"{data.name} has rows of numbers, which are no pictures."
+        raise HmoeError(cause, fix="a data set of images.")
+
+
+def _hashed_names(data: MultiDomainDataset) -> tuple:
+    """Return the names of domains and classes, and those of columns if there are some."""
+    names = (data.domain_names, data.class_names)
+    return (*names, data.columns) if data.columns else names
 
 # %% ../../nbs/02_data/01_base.ipynb #def-averaged
 def _averaged(data: MultiDomainDataset, resolution: int) -> MultiDomainDataset:
@@ -696,21 +749,127 @@ def _warn_of_shared(x: Mapping[str, torch.Tensor]):
         note = f"{count} in two domains, so that a test domain is not unseen: {listed(shared, 3)}"
         warnings.warn(note, stacklevel=4)
 
+# %% ../../nbs/02_data/01_base.ipynb #def-as-rows
+def _text_column(x: np.ndarray) -> int:
+    """Return the number of the first column of x (N, F) that has a value that is no number."""
+    for column in range(x.shape[1]):
+        try:
+            x[:, column].astype(np.float64)
+        except (TypeError, ValueError):
+            return column
+    return -1
+
+
+def _array(domain: str, x, names: list[str]) -> np.ndarray:
+    """Return the values of a domain as an array of numbers.
+
+    Raises:
+        HmoeError: for a column of texts, by its name.
+    """
+    values = x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else np.asarray(x)
+    if values.dtype.kind not in "OSUM" or values.ndim != 2:
+        return values
+    column = _text_column(values)
+    if column >= 0:
+        name = names[column] if column < len(names) else f"x{column}"
+        cause = f"domain {domain!r} has no numbers in the column {name!r}."
+        raise HmoeError(cause, fix="convert it to numbers, or leave it out.")
+    return values.astype(np.float64)
+
+
+def _check_columns(names: dict[str, list[str]]):
+    """Raise `HmoeError` for domains with different columns, naming them."""
+    first = next(iter(names))
+    for domain, columns in names.items():
+        if columns == names[first]:
+            continue
+        different = [name for name in names[first] if name not in columns]
+        different += [name for name in columns if name not in names[first]]
+        what = f"only one of them has {listed(different, 5)}" if different else "in another order"
+        raise HmoeError(
+            f"domains {first!r} and {domain!r} do not have the same columns: {what}.",
+            fix="the same columns in the same order in each domain.",
+        )
+
+
+def _shaped(domain: str, x: np.ndarray, width: int) -> torch.Tensor:
+    """Return rows (N, F), or sequences (N, T, F), in the form of images: (N, F, T, 1).
+
+    Raises:
+        HmoeError: for another number of columns.
+    """
+    if x.shape[-1] != width:
+        cause = f"domain {domain!r} has {x.shape[-1]} columns, not {width}."
+        raise HmoeError(cause, fix="the same columns in each domain.")
+    sequences = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
+    if x.ndim == 2:
+        sequences = sequences[:, None]
+    return sequences.transpose(1, 2)[..., None].contiguous()
+
+
+def _as_rows(data: Mapping, columns: Sequence | None) -> tuple[Mapping, list[str]]:
+    """Return data by domain with rows of numbers in the form of images, and their columns.
+
+    Data of another form are returned unchanged, with an empty list.
+
+    Args:
+        data: as in `as_dataset`.
+        columns: names of the columns, or None.
+
+    Raises:
+        HmoeError: for texts, for domains that differ in their columns, and for rows and images in
+            one data set.
+    """
+    arrays = {}
+    names = {}
+    for domain, source in data.items():
+        if not isinstance(source, list | tuple) or not len(source):
+            continue
+        of_table = [str(name) for name in getattr(source[0], "columns", ())]
+        shape = getattr(source[0], "shape", ())
+        if len(shape) != 2 and not (len(shape) == 3 and columns is not None):
+            continue
+        given = [str(name) for name in columns or of_table]
+        arrays[domain] = _array(str(domain), source[0], given)
+        names[domain] = given or [f"x{i}" for i in range(shape[-1])]
+    if not arrays and columns is None:
+        return data, []
+    others = [str(domain) for domain in data if domain not in arrays]
+    if others:
+        cause = f"domain {others[0]!r} has no rows of numbers (N, F)."
+        raise HmoeError(cause, fix="rows with the same columns in each domain.")
+    _check_columns(names)
+    chosen = next(iter(names.values()))
+    shaped = {}
+    for domain, x in arrays.items():
+        _, *others = data[domain]
+        shaped[domain] = (_shaped(str(domain), x, len(chosen)), *others)
+    lengths = {x.shape[2] for x, *_ in shaped.values()}
+    if len(lengths) > 1:
+        cause = f"sequences of domains have different lengths: {listed(sorted(lengths))}."
+        raise HmoeError(cause, fix="sequences of one length, filled up with the last row.")
+    return shaped, chosen
+
 # %% ../../nbs/02_data/01_base.ipynb #def-as-dataset
 @public
-def as_dataset(data: Mapping, classes: Sequence | None = None) -> MultiDomainDataset:
-    """Make a data set of images and labels by domain.
+def as_dataset(
+    data: Mapping, classes: Sequence | None = None, columns: Sequence | None = None
+) -> MultiDomainDataset:
+    """Make a data set of images, or of rows of numbers, and labels by domain.
 
     Warns of images in two domains.
 
     Args:
         data: name of a domain -> (x, y), (x, y, meta) or a `torch.utils.data.Dataset`. x has the
-            shape (N, C, H, W) and is uint8 or floats from 0 to 1. y has the shape (N,) and is
+            shape (N, C, H, W) and is uint8 or floats from 0 to 1. Rows of F numbers have the shape
+            (N, F), or are a table of pandas. y has the shape (N,) and is
             integers from 0 without gaps. meta is a dictionary: key -> a tensor (N, ...) or N texts.
             An item of a `Dataset` is (image, label), (image, label, {key: value}), or a dictionary
             with 'image', 'label' and metadata.
         classes: names of all classes, including classes without images. Default: the `classes` of
             the `Dataset`s, or else numbers.
+        columns: names of F columns of numbers. Default: those of the tables, or 'x0', 'x1' and so
+            on. If they are given, x may also have the shape (N, T, F), sequences of T rows.
 
     Raises:
         HmoeError: for other types, shapes and labels, for a single class, and for domains that
@@ -723,7 +882,10 @@ def as_dataset(data: Mapping, classes: Sequence | None = None) -> MultiDomainDat
     """
     if not data:
         raise HmoeError("the data have no domain.", fix="{domain: (x, y), another domain: (x, y)}.")
+    data, columns = _as_rows(data, columns)
     parts = {str(domain): _part(str(domain), source) for domain, source in data.items()}
+    if columns:
+        parts = {domain: part._replace(x=part.x.float()) for domain, part in parts.items()}
     labels = {}
     for domain, part in parts.items():
         labels[domain] = sorted(set(part.y.flatten().tolist()))
@@ -739,6 +901,9 @@ def as_dataset(data: Mapping, classes: Sequence | None = None) -> MultiDomainDat
         [part.x for part in parts.values()],
         [part.y for part in parts.values()],
         meta=_meta_by_key(parts),
+        columns=columns,
     )
+    if columns:
+        return made
     _warn_of_shared(dict(zip(made.domain_names, made.images)))
     return made

@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['IMAGE_SUFFIXES', 'EXTRA_SUFFIXES', 'NEEDED', 'MOST_FOLDERS', 'MOST_LEVELS', 'LEFT_BEHIND', 'LAYOUT', 'PARTS',
-           'SPLITS', 'METADATA', 'FILE_NAME', 'LIST_COLUMNS', 'PART_COLUMN', 'SAMPLE_STYLES', 'ImageTree', 'without',
-           'shared_images', 'shared_notes', 'extra_formats', 'format_of', 'is_image', 'unsupported_notes', 'walk',
-           'Inventory', 'place_of', 'check_encoding', 'folder_and_name', 'take_inventory', 'check_names', 'has_parts',
-           'check_splits', 'data_set_below', 'check_levels', 'is_domain', 'read_metadata', 'is_list', 'list_inventory',
-           'own_inventory', 'scan_tree', 'sample_tree']
+           'SPLITS', 'METADATA', 'FILE_NAME', 'LIST_COLUMNS', 'PART_COLUMN', 'SAMPLE_STYLES', 'ImageTree',
+           'select_domains', 'without', 'shared_images', 'shared_notes', 'extra_formats', 'format_of', 'is_image',
+           'unsupported_notes', 'walk', 'Inventory', 'place_of', 'check_encoding', 'folder_and_name', 'take_inventory',
+           'check_names', 'has_parts', 'check_splits', 'data_set_below', 'check_levels', 'is_domain', 'read_metadata',
+           'is_list', 'list_inventory', 'own_inventory', 'scan_tree', 'sample_tree']
 
 # %% ../../nbs/02_data/04_image_folder.ipynb #imports
 import functools
@@ -81,7 +81,7 @@ class ImageTree(Domains):
         return list(itertools.chain.from_iterable(self.files))
 
 # %% ../../nbs/02_data/04_image_folder.ipynb #def-without
-def _select(columns: list, kept: list[torch.Tensor]) -> list:
+def select_domains(columns: list, kept: list[torch.Tensor]) -> list:
     """Select the values at the positions `kept` (n,) of each domain."""
     return [select_values(column, positions) for column, positions in zip(columns, kept)]
 
@@ -111,9 +111,9 @@ def without(tree: ImageTree, left_out) -> ImageTree:
     return replace(
         tree,
         files=kept_files,
-        labels=_select(tree.labels, kept),
-        factors={name: _select(values, kept) for name, values in tree.factors.items()},
-        meta={key: _select(columns, kept) for key, columns in tree.meta.items()},
+        labels=select_domains(tree.labels, kept),
+        factors={name: select_domains(values, kept) for name, values in tree.factors.items()},
+        meta={key: select_domains(columns, kept) for key, columns in tree.meta.items()},
     )
 
 # %% ../../nbs/02_data/04_image_folder.ipynb #def-shared-images

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['IMAGE_OPTIONS', 'decode_task', 'later', 'checked_options', 'progress_bar', 'LazyDataset', 'FolderNote', 'ImageFiles',
-           'ImageDataset']
+           'ImageDataset', 'common_classes']
 
 # %% ../../nbs/02_data/07_loader.ipynb #imports
 import contextlib
@@ -17,6 +17,7 @@ import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -30,9 +31,9 @@ from ..core.errors import HmoeError, check_choice, listed
 from ..core.metadata import Column, hash_meta
 from ..core.progress import Progress
 from ..core.row_files import Rows, open_rows
-from .base import Domains
+from .base import Domains, MultiDomainDataset
 from .cache import cache_root, examine, file_facts, open_cache
-from .image_folder import ImageTree, shared_notes, without
+from .image_folder import ImageTree, select_domains, shared_notes, without
 from .transforms import INTERPOLATIONS, augment, normalise, read_image, square
 
 # %% ../../nbs/02_data/07_loader.ipynb #def-do-task
@@ -480,3 +481,72 @@ class ImageDataset(ImageFiles):
         """
         finish = self._bytes(position, indices, seeds)
         return finish().permute(0, 3, 1, 2).contiguous()
+
+# %% ../../nbs/02_data/07_loader.ipynb #def-common-classes
+def _common(data) -> list[int]:
+    """Return the classes that every domain of a data set has.
+
+    Raises:
+        HmoeError: for fewer than two, naming what domains lack.
+    """
+    present = [set(labels.tolist()) for labels in data.labels]
+    common = sorted(set.intersection(*present))
+    if len(common) < 2:
+        lacking = []
+        for domain, classes in zip(data.domain_names, present):
+            names = [n for i, n in enumerate(data.class_names) if i not in classes]
+            if names:
+                lacking.append(f"{domain} lacks {listed(names, 3)}")
+        count = "one class" if common else "no class"
+        raise HmoeError(
+            f"{data.name} has {count} in all domains: {listed(lacking, 3)}.",
+            fix="leave a domain out, or classes=union.",
+        )
+    return common
+
+
+def _kept_labels(labels: list[torch.Tensor], classes: list[int]) -> tuple[list, list]:
+    """Return positions (n,) of images of these classes and their new labels (n,), by domain."""
+    positions = []
+    renumbered = []
+    for y in labels:
+        kept = torch.isin(y, torch.tensor(classes)).nonzero().flatten()
+        positions.append(kept)
+        renumbered.append(torch.searchsorted(torch.tensor(classes), y[kept]))
+    return positions, renumbered
+
+
+def common_classes(data):
+    """Return a data set with the classes that every domain has, and the images of these classes.
+
+    Args:
+        data: a `MultiDomainDataset` or `ImageDataset`. It is returned unchanged if each domain has
+            every class.
+
+    Raises:
+        HmoeError: for fewer than two common classes.
+    """
+    classes = _common(data)
+    if len(classes) == len(data.class_names):
+        return data
+    positions, labels = _kept_labels(data.labels, classes)
+    changes = {
+        "class_names": [data.class_names[i] for i in classes],
+        "labels": labels,
+        "factors": {n: select_domains(v, positions) for n, v in data.factors.items()},
+        "meta": {key: select_domains(columns, positions) for key, columns in data.meta.items()},
+    }
+    if isinstance(data, MultiDomainDataset):
+        source = data.source_index
+        return replace(
+            data,
+            images=select_domains(data.images, positions),
+            source_index=source and select_domains(source, positions),
+            **changes,
+        )
+    files = []
+    for of_domain, kept in zip(data.tree.files, positions):
+        files.append([of_domain[i] for i in kept.tolist()])
+    name = f"{data.scanned.ledger_name or data.scanned.name}-common"
+    tree = replace(data.tree, files=files, ledger_name=name, **changes)
+    return ImageDataset(tree, data.resolution, data.options, data.resize_first, data.workers)

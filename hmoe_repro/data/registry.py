@@ -31,6 +31,13 @@ from hmoe_repro.core.errors import (
     public,
     time_limit,
 )
+from hmoe_repro.core.feature_tables import (
+    AGREEMENT,
+    FeatureTable,
+    is_feature_table,
+    read_features,
+    spurious_columns,
+)
 from ..core.files import data_dir as default_data_dir
 from hmoe_repro.core.files import (
     ensure_writable,
@@ -288,6 +295,27 @@ register_dataset(
     **_EMBEDDED,
 )(_build_crossed_digits)
 
+# %% ../../nbs/02_data/09_registry.ipynb #def-register-rows
+def _of_table(table: FeatureTable, name: str) -> MultiDomainDataset:
+    """Make a data set of a table of numbers."""
+    made = as_dataset(table.domains, classes=table.class_names, columns=table.columns)
+    return replace(made, name=name)
+
+
+def _build_spurious(trial_seed, data_dir):
+    """Generate rows in which one column misleads."""
+    return _of_table(spurious_columns(seed=trial_seed), "SpuriousColumns")
+
+
+register_dataset(
+    "SpuriousColumns",
+    domain_names=tuple(AGREEMENT),
+    summary="rows of 4 generated numbers, one of which misleads in the last domain",
+    checkpoint_frequency=100,
+    num_classes=2,
+    seeded=True,
+)(_build_spurious)
+
 # %% ../../nbs/02_data/09_registry.ipynb #def-as-dataset
 def _as_dataset(tree: ImageTree, resize_first: bool | str = False) -> ImageDataset:
     """Make a data set from an image folder, with its notes as warnings."""
@@ -392,8 +420,8 @@ def _enter(text: str) -> str:
         The name of the data set.
 
     Raises:
-        HmoeError: if it has no name, a name in use, or fewer than two classes, and as `scan_tree`
-            and `read_function`.
+        HmoeError: if it has no name, a name in use, or fewer than two classes, and as `scan_tree`,
+            `read_features` and `read_function`.
     """
     file, colon, function = text.rpartition(".py:")
     if colon:
@@ -417,6 +445,12 @@ def _enter(text: str) -> str:
         data = build(0, None)
         images = plural(sum(map(len, data.labels)), "image")
         info = {"summary": f"your file {path.name}: {images}", "seeded": seeded}
+    elif is_list(path) and is_feature_table(path):
+        data = _of_table(read_features(path), name)
+        rows = plural(sum(map(len, data.labels)), "row")
+        info = {"summary": f"your table: {plural(len(data.columns), 'column')}, {rows}"}
+        info["files"] = name
+        build = lambda trial_seed, data_dir: _of_table(read_features(path), name)
     else:
         data = scan_tree(path)
         classes = plural(data.num_classes, "class", "classes")
@@ -453,7 +487,8 @@ def find_dataset(text: str, folder=".") -> str:
 
     Args:
         text: a name, or the path of a folder `<domain>/<class>/<image>`, of a list of images
-            (`data.image_folder.list_inventory`), or of a function `file.py:Name`.
+            (`data.image_folder.list_inventory`), of a table of numbers (`read_features`), or of a
+            function `file.py:Name`.
         folder: folder that a relative path starts from.
 
     Raises:
@@ -550,7 +585,8 @@ def keep_data(data: DomainDataset):
     for part, values in parts.items():
         for i, tensor in enumerate(values):
             tensors[f"{part}.{i}"] = tensor.contiguous().clone()  # tensors may share their memory
-    header = {"names": json.dumps({name: getattr(data, name) for name in _NAMES})}
+    names = (*_NAMES, "columns") if data.columns else _NAMES
+    header = {"names": json.dumps({name: getattr(data, name) for name in names})}
     if data.meta:
         header["texts"] = json.dumps(texts)
         header["keys"] = json.dumps(list(data.meta))

@@ -25,7 +25,7 @@ from ..core.errors import HmoeError, check_choice, public
 from ..core.files import write_atomic
 from ..core.seals import is_sealed, metadata_of, sealed
 from ..data.base import DomainDataset, Domains
-from ..data.loader import ImageDataset
+from ..data.loader import ImageDataset, common_classes
 from ..data.precomputed import PrecomputedDataset
 from ..data.registry import kept_data, load_dataset, recorded_dataset
 from ..networks.precision import set_precision
@@ -53,6 +53,8 @@ def build_dataset(config: RunConfig, data_dir=None) -> DomainDataset:
     data = kept_data(config.dataset_fingerprint)
     if data is None:
         data = load_dataset(recorded_dataset(config.dataset), data_seed(config), data_dir)
+    if config.classes == "intersection":
+        data = common_classes(data)
     data = data.with_options(config.resolution, config.images)
     if data.fingerprint != config.dataset_fingerprint:
         raise HmoeError(

@@ -16,17 +16,18 @@ import numpy as np
 import torch
 
 from ..algorithms import get_algorithm
+from ..algorithms.base import check_inputs
 from ..algorithms.from_file import algorithm_name, source_hash
 from ..algorithms.hparams import draw_hparams, merge_hparams, named_hparams, with_network
-from ..core.errors import HmoeError, Place, blame_setting, check_choice, public
+from ..core.errors import HmoeError, Place, blame_setting, check_choice, listed, public
 from ..core.seeds import random_state, restore_random_state
 from ..data.base import DomainDataset
-from ..data.loader import IMAGE_OPTIONS
+from ..data.loader import IMAGE_OPTIONS, common_classes
 from ..data.registry import DATASETS, find_dataset, keep_data, load_dataset
 from ..method.toy import sine_intervals
 from ..method.toy_hmoe import toy_hparams
 from ..networks.pretrained import RANDOM, resolve_weights
-from ..networks.registry import NETWORKS, image_defaults, usual_weights
+from ..networks.registry import NETWORKS, ROW_NETWORK, image_defaults, usual_weights
 from . import protocols
 from .run_config import NO_TEST_DOMAIN, TOY, RunConfig, RunOptions
 from .splits import cached_split_lists, register_splits
@@ -60,6 +61,13 @@ def check_options(run: RunOptions):
     if run.network:
         with blame_setting("network"):
             check_choice(run.network, NETWORKS, "network")
+    if run.classes == "intersection" and run.splits is not None:
+        raise HmoeError(
+            "a given split names the images of all classes, and classes=intersection leaves some "
+            "out.",
+            fix="classes=union, or no splits.",
+            setting="classes",
+        )
     if run.determinism == "portable" and run.precision.endswith("-compile"):
         raise HmoeError(
             f"portable arithmetic and precision {run.precision} exclude each other: the compiler "
@@ -72,6 +80,8 @@ def check_options(run: RunOptions):
 def _prepared_data(run: RunOptions, data_dir) -> DomainDataset:
     """Load the data set of a run, in its resolution and with its options for images."""
     data = load_dataset(run.dataset, data_seed(run), data_dir)
+    if run.classes == "intersection":
+        data = common_classes(data)
     options = {name: value for name, value in run.hparams.items() if name in IMAGE_OPTIONS}
     if not hasattr(data, "options"):
         return data.with_options(run.resolution, options)
@@ -98,9 +108,23 @@ def _check_metadata(algorithm: type, data: DomainDataset):
 def _default_network(algorithm: type, data: DomainDataset) -> str:
     """Return the default network of a run: the algorithm's own or the papers'."""
     network = algorithm.HPARAMS["network"]
+    if getattr(data, "columns", ()):
+        return ROW_NETWORK
     if hasattr(data, "options"):  # photographs
         return network.large_image_default or "resnet50"
     return network.default
+
+
+def _check_network(network: str, data: DomainDataset):
+    """Raise `HmoeError` for rows of numbers with a network of images, and the other way round."""
+    if (network == ROW_NETWORK) == bool(getattr(data, "columns", ())):
+        return
+    cause = f"{data.name} has images, and the network {network!r} takes rows of numbers."
+    fix = "leave network out."
+    if network != ROW_NETWORK:
+        cause = f"{data.name} has rows of numbers, and the network {network!r} takes images."
+        fix = f"network={ROW_NETWORK}, or leave it out."
+    raise HmoeError(cause, fix=fix, setting="network")
 
 
 def _resolved_hparams(run: RunOptions, data: DomainDataset) -> dict:
@@ -116,7 +140,11 @@ def _resolved_hparams(run: RunOptions, data: DomainDataset) -> dict:
     training_domains = protocols.select_training_domains(data, run.test_domains)
     num_domains = len(training_domains)
 
+    check_inputs(algorithm, data.input_shape)
     network_layer = {"network": run.network or _default_network(algorithm, data)}
+    _check_network(network_layer["network"], data)
+    if network_layer["network"] == ROW_NETWORK and "d2v_encoder" in algorithm.HPARAMS:
+        network_layer["d2v_encoder"] = ROW_NETWORK
     protocol_defaults = protocols.make_protocol(run).defaults
     protocol_layer = {n: v for n, v in protocol_defaults.items() if n in algorithm.HPARAMS}
     user_layer = {n: v for n, v in run.hparams.items() if n not in IMAGE_OPTIONS}
@@ -221,6 +249,14 @@ def _registered_names(run: RunOptions) -> RunOptions:
     return run.replace(**names)
 
 
+def _note_unknown(run: RunOptions, data: DomainDataset):
+    """Warn of test images whose class no training domain has, which are left out of the score."""
+    for domain, counts in protocols.unknown_classes(data, run.test_domains).items():
+        named = listed([f"{name} ({count})" for name, count in counts.items()], 5)
+        note = f"left out of the score of {domain}: images of classes that no training domain has"
+        warnings.warn(f"{note}, {named}", stacklevel=4)
+
+
 def resolve(run: RunOptions, data_dir=None) -> RunConfig:
     """Fill in everything that the options of a run leave open.
 
@@ -239,6 +275,8 @@ def resolve(run: RunOptions, data_dir=None) -> RunConfig:
     data = _prepared_data(run, data_dir)
     if DATASETS[run.dataset].kept:
         keep_data(data)
+    if run.classes == "union":
+        _note_unknown(run, data)
     _check_metadata(get_algorithm(run.algorithm), data)
     hparams = _resolved_hparams(run, data)
     _build_once(run, data, hparams)

@@ -5,12 +5,14 @@
 # %% auto #0
 __all__ = ['HOLDOUT', 'EVALUATION_BATCH', 'PROTOCOLS', 'split_indices', 'make_splits', 'select_training_domains',
            'domains_with_domain_labels', 'draw_domain_labelled', 'Sampler', 'request_batch', 'make_batch',
-           'validation_seeds', 'run_seed', 'run_seed_of', 'mode_accuracies', 'parse_evaluate_option', 'given_splits',
-           'DomainBedProtocol', 'three_parts', 'split_train_val', 'dmg_splits', 'epoch_length', 'EpochSampler',
-           'DMGProtocol', 'make_protocol']
+           'validation_seeds', 'run_seed', 'run_seed_of', 'mode_accuracies', 'unknown_classes', 'without_unknown',
+           'parse_evaluate_option', 'given_splits', 'DomainBedProtocol', 'three_parts', 'split_train_val', 'dmg_splits',
+           'epoch_length', 'EpochSampler', 'DMGProtocol', 'make_protocol']
 
 # %% ../../nbs/05_training/03_protocols.ipynb #imports
 import math
+from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -385,6 +387,64 @@ def mode_accuracies(
         hits += torch.stack([(logits[m].argmax(1) == y).sum() for m in modes])
     algorithm.train(was_training)
     return {mode: n / len(indices) for mode, n in zip(modes, hits.tolist())}
+
+# %% ../../nbs/05_training/03_protocols.ipynb #def-unknown-classes
+def unknown_classes(data: DomainDataset, test_domains: Sequence[str]) -> dict[str, dict[str, int]]:
+    """Count the images of test domains whose class no training domain has.
+
+    Args:
+        data: the data set.
+        test_domains: names of the test domains.
+
+    Returns:
+        test domain -> class -> number of images, without zeros.
+
+    Raises:
+        HmoeError: if no image of a test domain has a class of a training domain.
+    """
+    known = set()
+    for domain in select_training_domains(data, test_domains):
+        known.update(data.labels[data.domain_index(domain)].tolist())
+    counts = {}
+    for domain in test_domains:
+        labels = data.labels[data.domain_index(domain)].tolist()
+        unknown = Counter(data.class_names[y] for y in labels if y not in known)
+        if unknown.total() == len(labels):
+            raise HmoeError(
+                f"{data.name}: no image of the test domain {domain!r} has a class of a training "
+                "domain, so nothing can be scored.",
+                fix="another test domain.",
+            )
+        if unknown:
+            counts[domain] = dict(sorted(unknown.items()))
+    return counts
+
+
+def without_unknown(
+    data: DomainDataset, splits: dict, test_domains: Sequence[str]
+) -> dict[str, dict[str, torch.Tensor]]:
+    """Return splits without the test images that `unknown_classes` counts.
+
+    Args:
+        data: the data set.
+        splits: domain -> part -> indices of the images (n,).
+        test_domains: names of the test domains.
+
+    Raises:
+        HmoeError: if a part of a test domain has no image left, and as `unknown_classes`.
+    """
+    changed = dict(splits)
+    for domain, classes in unknown_classes(data, test_domains).items():
+        labels = data.labels[data.domain_index(domain)].cpu()
+        numbers = torch.tensor([data.class_names.index(name) for name in classes])
+        parts = {}
+        for part, indices in splits[domain].items():
+            parts[part] = indices[~torch.isin(labels[indices], numbers)]
+            if len(indices) and not len(parts[part]):
+                cause = f"{data.name}: part {part!r} of {domain!r} has no known class."
+                raise HmoeError(cause, fix="another test domain, or another trial seed.")
+        changed[domain] = parts
+    return changed
 
 # %% ../../nbs/05_training/03_protocols.ipynb #def-parse-policy
 def parse_evaluate_option(text: str) -> tuple[str, int | None]:

@@ -27,6 +27,7 @@ from ..core.files import data_dir as default_data_dir
 from ..core.files import ensure_writable, repo_root, write_atomic
 from ..core.seals import sealed
 from ..core.seeds import undisturbed
+from ..data.base import DomainDataset
 from ..method.toy_seeds import run_toy, toy_checkpoints
 from .checkpoint_io import load_state, save_state
 from .loggers import make_notifier
@@ -38,6 +39,7 @@ from hmoe_repro.training.predictions import (
     selected_steps,
     write_predictions,
 )
+from .protocols import unknown_classes
 from .run_config import TOY, RunConfig
 from .selection import Record, in_domain_accuracy, training_domain_validation
 from .store import RECORD_VERSION, RunStore, run_lock
@@ -288,6 +290,14 @@ def _predictions_entry(session: _Session, trainer: Trainer, selected: dict) -> d
     return {"predictions": write_predictions(session.folder, predictions)}
 
 
+def _left_out_entry(trainer: Trainer, data: DomainDataset) -> dict:
+    """Return the entry of a record about test images that are not scored, or {}."""
+    config = trainer.config
+    if config.classes != "union":
+        return {}
+    return {"left_out": unknown_classes(data, config.test_domains)}
+
+
 def _train(session: _Session) -> dict:
     """Train from the beginning or the saved state, and return the measured part of the record."""
     config = session.config
@@ -317,6 +327,7 @@ def _train(session: _Session) -> dict:
         "wall_time_s": time.perf_counter() - started,
         **trainer.protocol.record(trainer.splits, trainer.sampler.batch_size),
         **_in_domain_entries(trainer),
+        **_left_out_entry(trainer, data),
     }
 
 # %% ../../nbs/05_training/13_run.ipynb #def-train-toy

@@ -139,6 +139,12 @@ class RunOptions(Checked):
         "native",
         description="native, or portable (bitwise identical on every x86-64 processor with AVX2).",
     )
+    classes: Literal["all", "intersection", "union"] = Field(
+        "all",
+        description="If domains have different classes: all, intersection (keep those that every "
+        "domain has) or union (leave test images out of the score whose class no training domain "
+        "has).",
+    )
     measure: Literal["", "spectra", "clusters", "groups", "codes"] = Field(
         "",
         description="Also measure spectra, clusters, groups (the expert of each validation image) "

@@ -19,6 +19,7 @@ from ..core.metadata import Minibatch
 from ..core.seeds import random_state, restore_random_state, seed_everything
 from ..data.base import DomainDataset
 from ..method.clustering import code_statistics, in_plane
+from ..networks.small import standardise_columns
 from . import protocols
 from .model import build_algorithm, with_precomputed
 from .run_config import RunConfig
@@ -129,6 +130,8 @@ class Evaluation:
         self.domains = protocols.select_training_domains(data, config.test_domains)
         self.protocol = protocols.make_protocol(config)
         self.splits = self.protocol.splits(data)
+        if config.classes == "union":
+            self.splits = protocols.without_unknown(data, self.splits, config.test_domains)
         _, cap = protocols.parse_evaluate_option(config.evaluate)
         for domain in self.domains:
             self.splits[domain]["out"] = self.splits[domain]["out"][:cap]
@@ -223,6 +226,22 @@ def _call_if_defined(algorithm: Algorithm, name: str, argument):
     if method is not None:
         method(argument)
 
+
+def _measure_columns(trainer: "Trainer", inside: list[torch.Tensor]):
+    """Standardise columns of numbers by the training parts of the training domains.
+
+    Args:
+        trainer: a trainer. Nothing is done for images.
+        inside: indices of the training rows of each training domain.
+    """
+    data = trainer.data
+    if not getattr(data, "columns", ()):
+        return
+    rows = []
+    for domain, part in zip(trainer.domains, inside):
+        rows.append(data.inputs(data.domain_index(domain), part, trainer.device))
+    standardise_columns(trainer.algorithm, torch.cat(rows))
+
 # %% ../../nbs/05_training/09_trainer.ipynb #def-trainer
 class Trainer:
     """Run in progress on one device.
@@ -249,6 +268,7 @@ class Trainer:
         self.protocol = self.evaluation.protocol
         self.modes, self.selection_mode = self.protocol.modes(self.algorithm)
         inside = [self.splits[domain]["in"] for domain in self.domains]
+        _measure_columns(self, inside)
         self.sampler = self.protocol.sampler(inside, self.algorithm.hparams["batch_size"], seed)
         self.batches = Batches(self.data, self.domains, self.sampler, device)
         self.labelled = protocols.draw_domain_labelled(

@@ -1,0 +1,274 @@
+"""Rows of numbers: read by line and column, standardised by the training domains, trained by every
+algorithm that needs no image."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from hmoe_repro.algorithms import algorithm_names, get_algorithm
+from hmoe_repro.algorithms.conformance import check_algorithm
+from hmoe_repro.apps.compare import compare
+from hmoe_repro.apps.predict import load
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.core.feature_tables import AGREEMENT, read_features, spurious_columns
+from hmoe_repro.data.base import as_dataset
+from hmoe_repro.data.registry import find_dataset, keep_data, kept_data, load_dataset
+from hmoe_repro.networks.registry import make_encoder, make_featurizer
+from hmoe_repro.networks.small import RowNet, Standardise, standardise_columns
+from hmoe_repro.training.model import load_model
+from hmoe_repro.training.planning import make_config
+from hmoe_repro.training.run import run
+from hmoe_repro.training.store import RunStore
+from hmoe_repro.training.trainer import Trainer
+
+pytestmark = pytest.mark.usefixtures("own_names")
+NEED_IMAGES = "ARM CutMix DIVA EFDMix ERM-ViT GMoE HDUVA JiGen MixStyle".split()
+NEW = "new hospital"
+LINES = "age,class,domain,pulse\n61,ill,north,70\n35,well,north,62\n58,ill,south,90\n"
+
+
+def config_of(algorithm, steps=2, **options):
+    return make_config(algorithm, "SpuriousColumns", [NEW], steps=steps, **options)
+
+
+@pytest.mark.parametrize("name", algorithm_names())
+def test_every_algorithm_keeps_the_rules_on_rows_or_says_why_it_needs_images(name):
+    cls = get_algorithm(name)
+    if name in NEED_IMAGES:
+        assert cls.needs_images
+        for make in (lambda: check_algorithm(cls, (5,)), lambda: config_of(name)):
+            with pytest.raises(HmoeError, match="data are rows of numbers"):
+                make()
+        return
+    assert not cls.needs_images
+    check_algorithm(cls, (5,))
+
+
+def test_every_other_algorithm_trains_on_the_embedded_rows(tmp_path):
+    store = RunStore(tmp_path)
+    trained = [name for name in algorithm_names() if not get_algorithm(name).needs_images]
+    assert len(trained) == len(algorithm_names()) - len(NEED_IMAGES)
+    for name in trained:
+        record = run(config_of(name), store)
+        assert record["status"] == "complete", (name, record.get("reason"))
+
+
+@pytest.mark.parametrize("name", ["ERM", "HMOE-DL", "DIAL"])
+def test_rows_and_their_form_as_images_are_the_same(name):
+    results = []
+    x = torch.randn(3, 8, 5, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(8) % 2
+    for rows in (x, x[..., None, None]):
+        torch.manual_seed(0)
+        algorithm = get_algorithm(name)((5,), 2, 3)
+        algorithm.update([(part, y) for part in rows])
+        results.append(algorithm.eval().predict(rows[0]))
+    assert algorithm.input_shape == (5, 1, 1)
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
+def test_the_network_of_rows_is_that_of_its_formula():
+    network = RowNet((3, 2, 1), width=4, layers=2)
+    x = torch.randn(6, 2, 3)
+    standardise_columns(network, x)
+    w = network.state_dict()
+    by_hand = []
+    for sequence in x.double():
+        rows = []
+        for row in sequence:
+            z = (row - x.double().mean((0, 1))) / x.double().std((0, 1), correction=0)
+            for layer in ("layers.0", "layers.2"):
+                z = (w[f"{layer}.weight"].double() @ z + w[f"{layer}.bias"]).clamp(min=0)
+            rows.append(z)
+        by_hand.append(sum(rows) / 2)
+    torch.testing.assert_close(network(x), torch.stack(by_hand).float(), rtol=1e-4, atol=1e-5)
+    as_image = x.transpose(1, 2)[..., None]
+    torch.testing.assert_close(network(as_image), network(x), rtol=0, atol=0)
+
+
+def test_a_column_that_does_not_vary_is_only_centred():
+    layer = Standardise(2)
+    standardise_columns(layer, torch.tensor([[5.0, 1], [5, 3]]))
+    assert layer(torch.tensor([[5.0, 1], [7, 3]])).tolist() == [[0, -1], [2, 1]]
+
+
+def test_columns_are_measured_on_the_training_parts_of_the_training_domains():
+    config = config_of("SWAD", trial_seed=3)
+    data = load_dataset("SpuriousColumns", 3)
+    trainer = Trainer(config, data, "cpu")
+    seen = []
+    for position, domain in enumerate(data.domain_names):
+        if domain != NEW:
+            seen.append(data.images[position][trainer.splits[domain]["in"]].flatten(1))
+    seen = torch.cat(seen).double()
+    layers = [m for m in trainer.algorithm.modules() if isinstance(m, Standardise)]
+    assert len(layers) == 2  # of the network, and of its average
+    for layer in layers:
+        torch.testing.assert_close(layer.mean.double(), seen.mean(0), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(layer.std.double(), seen.std(0, correction=0), rtol=1e-5, atol=0)
+
+
+def test_a_run_keeps_the_units_with_its_weights_and_predicts_for_new_rows(tmp_path):
+    store = RunStore(tmp_path)
+    config = config_of("ERM", steps=150)
+    record = run(config, store)
+    algorithm, _ = load_model(config.run_id, store=store)
+    x, y = spurious_columns(seed=9).domains["hospital 1"]
+    predicted = algorithm.predict(torch.tensor(x, dtype=torch.float32)).argmax(1)
+    assert (predicted.numpy() == y).mean() > 0.85
+    assert record["selected"]["default"]["test_accuracy"] < 0.6
+    assert 4500 < algorithm.featurizer.standardise.mean[3] < 5500
+    with pytest.raises(HmoeError, match="rows of 4 numbers"):
+        load(config.run_id, store=store)
+
+
+def test_a_run_that_is_killed_resumes_bitwise(tmp_path):
+    def kill(step, steps):
+        if step == 18:
+            raise KeyboardInterrupt
+
+    whole = RunStore(tmp_path / "whole")
+    killed = RunStore(tmp_path / "killed")
+    config = config_of("HMOE-DL", steps=30, checkpoint_frequency=5)
+    run(config, whole)
+    with pytest.raises(KeyboardInterrupt):
+        run(config, killed, on_step=kill)
+    assert run(config, killed)["resumed"]
+    first, _ = load_model(config.run_id, store=whole)
+    second, _ = load_model(config.run_id, store=killed)
+    for name, values in first.state_dict().items():
+        assert torch.equal(values, second.state_dict()[name]), name
+
+
+def test_the_generated_rows_agree_as_often_as_they_say():
+    made = spurious_columns(per_domain=4000, seed=1)
+    for domain, (x, y) in made.domains.items():
+        agreement = ((x[:, 2] > 0) == y).mean()
+        assert abs(agreement - AGREEMENT[domain]) < 0.03
+        assert y.mean() == 0.5
+        signs = 2 * y - 1
+        np.testing.assert_allclose((x[:, :2] * signs[:, None]).mean(0), 0.6, atol=0.06)
+    assert (
+        load_dataset("SpuriousColumns", 1).fingerprint
+        != load_dataset("SpuriousColumns").fingerprint
+    )
+
+
+def test_a_table_is_a_data_set_with_the_numbers_of_its_lines(tmp_path):
+    path = tmp_path / "patients.csv"
+    path.write_text(LINES + "29,well,south,64\n")
+    name = find_dataset(str(path))
+    data = load_dataset(name)
+    assert name == "patients"
+    assert data.columns == ["age", "pulse"]
+    assert data.class_names == ["ill", "well"]
+    assert data.images[1].flatten(1).tolist() == [[58, 90], [29, 64]]
+    assert data.labels[1].tolist() == [0, 1]
+    by_hand = as_dataset(
+        {
+            "north": (torch.tensor([[61.0, 70], [35, 62]]), [0, 1]),
+            "south": (np.array([[58, 90], [29, 64]]), [0, 1]),
+        },
+        classes=["ill", "well"],
+        columns=["age", "pulse"],
+    )
+    assert by_hand.fingerprint == data.fingerprint
+    frames = pd.read_csv(path)
+    tables = {}
+    for domain, frame in frames.groupby("domain"):
+        tables[domain] = (
+            frame[["age", "pulse"]],
+            (frame["class"] == "well").astype(int).to_numpy(copy=True),
+        )
+    assert as_dataset(tables, classes=["ill", "well"]).fingerprint == data.fingerprint
+    keep_data(data)
+    kept_data.__globals__["_read_kept"].cache_clear()
+    assert kept_data(data.fingerprint).columns == ["age", "pulse"]
+    assert kept_data(data.fingerprint).fingerprint == data.fingerprint
+
+
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        ("old,well,south,64", "line 5.*column age has 'old'"),
+        (",well,south,64", "line 5.*column age is empty"),
+        ("nan,well,south,64", "line 5.*column age has 'nan'"),
+        ("inf,well,south,64", "line 5.*column age has 'inf'"),
+        ("29,,south,64", "line 5.*column class is empty"),
+        ("29,well,,64", "line 5.*column domain is empty"),
+        ("29,well,south,64,1", "line 5.*5 cells"),
+    ],
+)
+def test_a_bad_cell_is_named_by_line_and_column(tmp_path, line, said):
+    path = tmp_path / "patients.csv"
+    path.write_text(LINES + line + "\n")
+    with pytest.raises(HmoeError, match=said):
+        read_features(path)
+
+
+def test_tables_without_columns_lines_or_two_classes_are_refused(tmp_path):
+    path = tmp_path / "bad_patients.csv"
+    for text, said in [
+        ("class,domain\na,b\n", "no column of numbers"),
+        ("age,class,domain\n", "no line"),
+        ("age,age,class,domain\n1,2,a,b\n", "two columns age"),
+        ("age,class\n1,a\n", "no column domain"),
+    ]:
+        path.write_text(text)
+        with pytest.raises(HmoeError, match=said):
+            read_features(path)
+    path.write_text("age,class,domain\n1,a,north\n2,a,south\n")
+    with pytest.raises(HmoeError, match="(?s)two or more|one class"):
+        find_dataset(str(path))
+
+
+ROWS = torch.tensor([[1.0, 2], [3, 4]])
+
+
+@pytest.mark.parametrize(
+    "other, said",
+    [
+        (ROWS[:, :1], "only one of them has x1"),
+        (torch.tensor([[1.0, float("nan")], [3, 4]]), "nan in row 0 of the column 'x1'"),
+        (np.array([["1", "two"], ["3", "4"]], dtype=object), "no numbers in the column 'x1'"),
+        (torch.rand(2, 3, 8, 8), "no rows of numbers"),
+        (pd.DataFrame({"x0": [1, 2], "age": [1, 2]}), "only one of them has x1, age"),
+        (pd.DataFrame({"x1": [1, 2], "x0": [1, 2]}), "in another order"),
+    ],
+)
+def test_bad_rows_are_named_by_domain_and_column(other, said):
+    with pytest.raises(HmoeError, match=said):
+        as_dataset({"a": (ROWS, [0, 1]), "b": (other, [0, 1])})
+
+
+def test_sequences_are_asked_for_and_have_one_length():
+    grey = torch.rand(2, 8, 8)
+    with pytest.raises(HmoeError, match=r"shape \(2, 8, 8\)"):
+        as_dataset({"a": (grey, [0, 1]), "b": (grey, [0, 1])})
+    names = [f"c{i}" for i in range(8)]
+    data = as_dataset({"a": (grey, [0, 1]), "b": (grey / 2, [0, 1])}, columns=names)
+    assert data.input_shape == (8, 8, 1)
+    torch.testing.assert_close(data.images[0][0, :, 3, 0], grey[0, 3])
+    with pytest.raises(HmoeError, match="different lengths"):
+        as_dataset({"a": (grey, [0, 1]), "b": (grey[:, 1:], [0, 1])}, columns=names)
+
+
+def test_images_and_rows_have_their_own_networks():
+    with pytest.raises(HmoeError, match="takes rows of numbers"):
+        make_featurizer("mlp", (3, 16, 16))
+    with pytest.raises(HmoeError, match="takes rows of numbers"):
+        make_encoder("mlp", (3, 16, 16))
+    with pytest.raises(HmoeError, match="takes rows of numbers"):
+        make_config("ERM", "DigitDomainsTiny", ["photo"], network="mlp")
+    with pytest.raises(HmoeError, match="takes images"):
+        config_of("ERM", network="small_cnn")
+    with pytest.raises(HmoeError, match="CutMix pastes a box of pixels"):
+        config_of("SMA-CutMix")
+
+
+def test_rows_are_compared_by_domain():
+    table = spurious_columns(per_domain=20)
+    compared = compare(["ERM", "GroupDRO"], table.domains, seeds=1, steps=2, jobs=1)
+    assert set(compared.frame.test_domain) == set(AGREEMENT)
+    assert set(compared.frame.network) == {"mlp"}

@@ -1,0 +1,173 @@
+"""Training on groups: accuracies by group against those by hand, the worst group first, and a
+command that continues after it was stopped."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+from scipy import stats
+from typer.testing import CliRunner
+
+import hmoe_repro.apps.train_groups as module
+from hmoe_repro.apps.own_images import HELD_OUT
+from hmoe_repro.apps.predict import load
+from hmoe_repro.apps.train_groups import WORST, group_accuracies, group_config, train_groups
+from hmoe_repro.cli.app import app
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.training.model import load_model
+from hmoe_repro.training.store import RunStore
+
+pytestmark = pytest.mark.usefixtures("own_names")
+SMALL = {"network": "small_cnn", "steps": 4, "resolution": 16, "device": "cpu"}
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """A folder `<class>/<image>` and the group of each image, 24 bright and 16 dark."""
+    random = np.random.default_rng(0)
+    groups = {}
+    for label in ("cat", "dog"):
+        folder = tmp_path / "pets" / label
+        folder.mkdir(parents=True)
+        for i in range(20):
+            bright = i < 12
+            pixels = random.integers(0, 100, (16, 16, 3)) + (150 if bright else 0)
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{i}.png")
+            groups[f"{label}/{i}.png"] = "bright" if bright else "dark"
+    return tmp_path / "pets", groups
+
+
+def rows(name, seed, **right):
+    """Rows of images of each group, of which some are right: group=(right, all)."""
+    made = []
+    for group, (hits, count) in right.items():
+        for i in range(count):
+            made.append({"name": name, "seed": seed, "group": group, "correct": i < hits})
+    return made
+
+
+def test_accuracies_by_group_are_those_by_hand():
+    images = pd.DataFrame(
+        rows("ERM", 0, a=(8, 10), b=(1, 4), c=(5, 5))
+        + rows("ERM", 1, a=(6, 10), b=(3, 4), c=(5, 5))
+        + rows("New", 0, a=(7, 10), b=(3, 4), c=(5, 5))
+        + rows("New", 1, a=(6, 10), b=(2, 4), c=(4, 5))
+    )
+    table = group_accuracies(images, "ERM", "New").set_index("group")
+    assert table.index.tolist() == [WORST, "b", "a", "c"]
+    assert table.loc["a", ["images", "ERM", "New"]].tolist() == [10, 70, 65]
+    assert table.loc["b", ["images", "ERM", "New"]].tolist() == [4, 50, 62.5]
+    # the worst group: b (25) and a (60) of ERM, a (70) and b (50) of New
+    assert table.loc[WORST, ["ERM", "New", "difference"]].tolist() == [42.5, 60, 17.5]
+    for group, differences in {WORST: [45, -10], "a": [-10, 0], "b": [50, -25]}.items():
+        found = table.loc[group]
+        mean = np.mean(differences)
+        half = stats.t.ppf(0.975, 1) * np.std(differences, ddof=1) / np.sqrt(2)
+        assert found.difference == pytest.approx(mean)
+        assert (found.low, found.high) == pytest.approx((mean - half, mean + half))
+        assert found.seeds == 2
+
+
+def test_groups_are_domains_of_the_algorithm_and_not_of_erm(pictures):
+    folder, groups = pictures
+    settings = {name: value for name, value in SMALL.items() if name != "device"}
+    trained = group_config("GroupDRO", folder, groups, **settings)
+    baseline = group_config("ERM", folder, groups, pooled=True, **settings)
+    assert (trained.sampler, baseline.sampler) == ("domain", "pooled")
+    assert trained.dataset_fingerprint == baseline.dataset_fingerprint
+    assert trained.test_domains == baseline.test_domains == (HELD_OUT,)
+    assert trained.steps == baseline.steps == 4
+    assert trained.hparams["lr"] == baseline.hparams["lr"]
+    assert group_config("IRM", folder, groups, hparams={"irm_lambda": 7.0}, **settings)
+    given = group_config("ERM", folder, groups, hparams={"irm_lambda": 7.0}, **settings)
+    assert "irm_lambda" not in given.hparams
+
+
+def test_a_stopped_training_continues_and_its_table_is_that_of_the_models(
+    pictures, tmp_path, monkeypatch
+):
+    folder, groups = pictures
+    store = RunStore(tmp_path / "runs")
+    sweep = module.sweep
+    stopped = []
+
+    def stop_after_one(configs, **options):
+        stopped.extend(configs[:1])
+        sweep(configs[:1], **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "sweep", stop_after_one)
+    with pytest.raises(KeyboardInterrupt):
+        train_groups(folder, groups, seeds=2, store=store, **SMALL)
+    monkeypatch.setattr(module, "sweep", sweep)
+    first = store.find(stopped[0].run_id)
+    found = train_groups(folder, groups, seeds=2, store=store, **SMALL)
+    assert len(found.runs) == 4
+    assert store.find(found.run_id)["finished"] == first["finished"]  # not trained again
+    table = found.table.set_index("group")
+    assert table.index[0] == WORST
+    model = load(found.run_id, store=store)
+    assert model.algorithm.name == "GroupDRO"
+    accuracies = {"bright": [], "dark": []}
+    for run_id in found.runs:
+        algorithm, record = load_model(run_id, store=store)
+        if record["config"]["algorithm"] != "GroupDRO":
+            continue
+        data = module_data(record)
+        position = data.domain_index(HELD_OUT)
+        count = len(data.labels[position])
+        every = np.arange(count)
+        files = data.sample_ids(position, torch_of(every))
+        right = algorithm.predict(data.inputs(position, torch_of(every))).argmax(1)
+        right = (right == data.labels[position]).numpy()
+        for group, values in accuracies.items():
+            of_group = np.array([groups[file] == group for file in files])
+            values.append(100 * right[of_group].mean())
+    for group, values in accuracies.items():
+        assert table.loc[group, "GroupDRO"] == pytest.approx(np.mean(values))
+
+
+def module_data(record):
+    from hmoe_repro.training.model import build_dataset
+    from hmoe_repro.training.run_config import RunConfig
+
+    return build_dataset(RunConfig.from_dict(record["config"]))
+
+
+def torch_of(values):
+    import torch
+
+    return torch.from_numpy(values)
+
+
+@pytest.mark.parametrize(
+    "change, options, said",
+    [
+        (lambda groups: dict.fromkeys(groups, "one"), {}, "1 group"),
+        (lambda groups: groups | {"cat/0.png": "alone"}, {}, "'alone' has"),
+        (lambda groups: {"cat/0.png": "a", "dog/0.png": "b"}, {}, "have no group"),
+        (lambda groups: groups, {"seeds": 1}, "two seeds"),
+        (lambda groups: groups, {"algorithm": "GroupDr0"}, "GroupDRO"),
+    ],
+)
+def test_groups_that_cannot_be_trained_are_refused(pictures, tmp_path, change, options, said):
+    folder, groups = pictures
+    with pytest.raises(HmoeError, match=said):
+        train_groups(folder, change(groups), store=RunStore(tmp_path), **SMALL | options)
+
+
+def test_the_command_trains_on_corrected_groups(pictures, tmp_path, monkeypatch):
+    folder, groups = pictures
+    monkeypatch.setenv("HMOE_RUNS", str(tmp_path / "runs"))
+    table = pd.DataFrame({"file": list(groups), "group": list(groups.values())})
+    table.to_csv(tmp_path / "corrected.csv", index=False)
+    given = ["discover", str(folder), "--groups", str(tmp_path / "corrected.csv")]
+    given += ["--train", "GroupDRO", "--seeds", "2", "--output", str(tmp_path / "report")]
+    given += ["--network", "image_cnn", "--steps", "3", "--resolution", "24", "--device", "cpu"]
+    done = CliRunner().invoke(app, given)
+    assert done.exit_code == 0, (done.output, done.exception)
+    written = pd.read_csv(tmp_path / "report" / "group_training.csv")
+    assert written.group.tolist()[0] == WORST
+    assert set(written.group[1:]) == {"bright", "dark"}
+    assert {"ERM", "GroupDRO", "difference", "low", "high", "p", "seeds"} <= set(written)
+    assert "hmoe predict --model" in done.output
