@@ -1,0 +1,303 @@
+"""Make the tables of the report as lists of rows of text, which `report.typ` lays out."""
+
+import math
+import re
+
+import pandas as pd
+import report_numbers as numbers
+from report_numbers import ROOT, Value, minus, thousands
+
+from hmoe_repro.analysis.claims import read_claims
+from hmoe_repro.analysis.results import load_study
+from hmoe_repro.report.readme import scorecard
+
+# The verdict of a row of the scorecard, in the four words of the report.
+WORDS = numbers.FIRST_WORDS | {"": "–"}
+
+
+def plain(text: str) -> str:
+    """Remove the Markdown of a table's cell: links, bold, code and the dollars of formulas."""
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    text = re.sub(r"[*`$]", "", text)
+    return text.replace("\\_", "_").replace("\\,", " ")
+
+
+def numbered_scores() -> list[tuple[str, object]]:
+    """Return (number, row) for each row of the scorecard: H1, G1, D1, ... for judged claims."""
+    counts = {}
+    found = []
+    for score in scorecard():
+        number = ""
+        if score.verdict:
+            letter = score.artefact[0]
+            counts[letter] = counts.get(letter, 0) + 1
+            number = f"{letter}{counts[letter]}"
+        found.append((number, score))
+    return found
+
+
+def scope_table() -> list[list[str]]:
+    """Return the judged claims: number, place in the paper, claim, the paper's number."""
+    rows = []
+    for number, score in numbered_scores():
+        if number:
+            paper = minus(score.paper_number) or "–"
+            rows.append([number, score.artefact, score.claim, paper])
+    return rows
+
+
+def scorecard_table() -> list[list[str]]:
+    """Return the scorecard: number, artefact, claim, paper, ours, protocol, verdict."""
+    rows = []
+    for number, score in numbered_scores():
+        ours = minus(re.sub(r"\((?=[-+\d])", "(", score.ours)) or "–"
+        ours = ours.replace("(-", "(−")
+        verdict = WORDS.get(score.verdict, score.verdict)
+        paper = minus(score.paper_number) or "–"
+        place = score.artefact
+        rows.append([number, place, score.claim, paper, ours, score.status, verdict])
+    return rows
+
+
+STUDIES = (
+    ("paper-colored", "ColoredMNIST, the paper's protocol"),
+    ("mnist-colored", "ColoredMNIST, smaller images"),
+    ("mnist-rotated", "RotatedMNIST, smaller images"),
+    ("pacs-pacs", "PACS, six of seven stages frozen"),
+    ("pacs-linear", "PACS, frozen features"),
+    ("pacs-dmg", "PACS, DMG's protocol"),
+    ("pacs-gmoe", "PACS, transformers from random weights"),
+    ("quick-digits", "digit stand-ins"),
+)
+
+
+def _span(values) -> str:
+    """Print the values of a setting: one value, or the lowest to the highest."""
+    values = sorted(set(values))
+    if not values:
+        return "–"
+    if len(values) == 1:
+        return f"{values[0]:,}" if isinstance(values[0], int) else f"{values[0]:g}"
+    return f"{values[0]:,} to {values[-1]:,}"
+
+
+def protocol_table(store: str = "") -> list[list[str]]:
+    """Return the settings of the main studies, from the configurations of their records."""
+    rows = []
+    for study, words in STUDIES:
+        if not numbers.has_study(study, store):
+            continue
+        records = load_study(study, store)
+        configs = [record["config"] for record in records]
+        rates = [config["hparams"]["lr"] for config in configs if "lr" in config["hparams"]]
+        rate = max(set(rates), key=rates.count)
+        sizes = [config["hparams"].get("batch_size") for config in configs]
+        size = max(set(sizes), key=sizes.count)
+        networks = [config["network"] for config in configs if config["network"]]
+        network = max(set(networks), key=networks.count)
+        pixels = {config["resolution"] for config in configs if config["resolution"]}
+        rows.append(
+            [
+                study,
+                words,
+                numbers.scale_of(study),
+                network,
+                _span(pixels) if pixels else "28" if "MNIST" in configs[0]["dataset"] else "16",
+                _span([config["steps"] for config in configs]),
+                str(size),
+                f"{rate:g}",
+                str(len({config["trial_seed"] for config in configs})),
+            ]
+        )
+    return rows
+
+
+MODES = {"default": "", "mix": "MIX", "max": "MAX", "ood": "OOD"}
+
+
+def full_table(store: str = "") -> list[list[str]]:
+    """Return the accuracies on full-scale ColoredMNIST, with the paper's averages."""
+    rows = []
+    for row in numbers.full_rows(store):
+        if row["domains"] < 3:
+            continue
+        name = f"{row['algorithm']} {MODES.get(row['mode'], row['mode'])}".strip()
+        cells = [f"{row[domain]:.1f}" for domain in ("+90%", "+80%", "-90%")]
+        interval = f"{row['average']:.1f} ({row['low']:.1f} to {row['high']:.1f})"
+        paper = "–" if math.isnan(row["paper"]) else f"{row['paper']:.1f}"
+        inside = "–"
+        if paper != "–":
+            inside = "inside" if row["low"] <= row["paper"] <= row["high"] else "outside"
+        rows.append([name, *cells, minus(interval), paper, inside])
+    return rows
+
+
+PAYOFF = "figures/quick/payoff.csv"
+
+
+def payoff_table() -> list[list[str]]:
+    """Return HMOE against ERM at equal updates, with none, a tenth and all of the labels."""
+    table = pd.read_csv(ROOT / PAYOFF)
+    rows = []
+    for row in table.itertuples(index=False):
+        benchmark, setting, seeds, accuracy, difference, low, high, nmi, follow = row
+        text = f"{difference:+.1f} ({low:+.1f} to {high:+.1f})"
+        rows.append([benchmark, setting, str(seeds), minus(text), f"{nmi:.2f}", follow])
+    return rows
+
+
+def cost_table(store: str = "") -> list[list[str]]:
+    """Return what was not run: study, data, runs, GPU hours, GB of memory, GB of images."""
+    rows = []
+    for row in numbers.cost_rows(store):
+        hours = "not known" if math.isnan(row["hours"]) else thousands(row["hours"])
+        if 0 < row["timed"] < row["runs"]:
+            hours += f" ({row['timed']} runs)"
+        if row["basis"] == "measured":
+            hours += " (H200)"
+        memory = "–" if math.isnan(row["memory"]) else f"{row['memory']:.0f}"
+        images = "–" if math.isnan(row["images"]) else f"{row['images']:.0f}"
+        data = ", ".join(row["datasets"])
+        rows.append([row["study"], data, thousands(row["runs"]), hours, memory, images])
+    return rows
+
+
+def _interval(triple) -> str:
+    """Print (estimate, low, high), or the reason for no interval."""
+    estimate, low, high = triple
+    if math.isnan(estimate):
+        return "too few seeds"
+    if math.isnan(low):
+        return minus(f"{estimate:+.1f} (too few seeds)")
+    return minus(f"{estimate:+.1f} ({low:+.1f} to {high:+.1f})")
+
+
+def analyses_table(store: str = "") -> list[list[str]]:
+    """Return the main contrasts in three analyses, a row for each study."""
+    rows = []
+    for row in numbers.three_analyses(store):
+        part = row["part"]
+        analyses = [_interval(row[name]) for name in ("t", "iqm", "rank")]
+        contrast = CONTRASTS[row["claim"].key]
+        rows.append([contrast, part.studies[0], str(part.evidence.seeds), *analyses])
+    return rows
+
+
+CONTRASTS = {
+    "as ERM, full-scale ColoredMNIST": "HMOE-DN − ERM",
+    "ARM, full-scale ColoredMNIST": "ARM − the others",
+    "discovery pays": "HMOE-DN − ERM",
+    "masks beat one network": "DMG − Aggregate",
+    "experts beat dense twin": "GMoE − ViT",
+}
+
+
+def confirmation_table(store: str = "") -> list[list[str]]:
+    """Return the claims that were tried again on new seeds: before, on new seeds, confirmed."""
+    rows = []
+    for result in numbers.claim_results(store):
+        if result.origin is None or result.origin.again is None:
+            continue
+        again = result.origin.again
+        before = result.strongest.get(again.benchmark)
+        cells = []
+        for part in (before, again):
+            evidence = part.evidence
+            word = numbers.FIRST_WORDS[part.verdict]
+            cells.append(f"{word}: {numbers.number_text(evidence)} ({numbers.ends_text(evidence)})")
+        confirmed = "yes" if result.origin.confirmed else "no"
+        rows.append([result.claim.short, *cells, again.studies[0], confirmed])
+    return rows
+
+
+def deviations_table() -> list[list[str]]:
+    """Return the most important deviations of `docs/deviations.md`."""
+    text = (ROOT / "docs" / "deviations.md").read_text(encoding="utf-8")
+    section = text.partition("## The most important ones")[2].partition("\n## ")[0]
+    rows = []
+    for line in section.splitlines():
+        cells = [plain(cell.strip()) for cell in line.strip().strip("|").split(" | ")]
+        if line.startswith("| ") and len(cells) == 4 and cells[0] != "what":
+            rows.append(cells)
+    return rows
+
+
+def deviations_count() -> Value:
+    """Return the number of deviations in `docs/deviations.md`."""
+    text = (ROOT / "docs" / "deviations.md").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    rows = [line for line in lines if not line.startswith(("| what |", "| **[")) and "|---" not in line]
+    return Value(str(len(rows)), "docs/deviations.md")
+
+
+def studies_table(store: str = "") -> list[list[str]]:
+    """Return every study: algorithms, updates, seeds, runs, hours, commit and digest."""
+    rows = []
+    for study in numbers.all_studies(store):
+        more = len(study.commits) - 1
+        commit = study.commits[0][:8] + (f" +{more}" if more else "")
+        hours = f"{study.cpu_hours + study.gpu_hours:.1f}"
+        low, high = study.updates
+        updates = thousands(low) if low == high else f"{thousands(low)}–{thousands(high)}"
+        counts = [str(study.algorithms), updates, str(study.seeds), thousands(study.runs)]
+        rows.append([study.name, *counts, hours, commit, study.digest[:12] or "–"])
+    return rows
+
+
+FAULTS = (
+    ("TRM", "TRM", "The backward pass reads the domain weights through an alias that has changed since the forward pass, so value and gradient have different weights."),
+    ("SelfReg", "SelfReg", "The projection head is never trained, because the optimiser is built before the head exists."),
+    ("Transfer", "Transfer with gda", "SGD receives the adversary's parameters, so the network itself is never trained."),
+    ("EQRM", "EQRM", "The gradient passes through a bisection. Only the best and the worst domain carry a gradient."),
+    ("MTL", "MTL", "Domain embeddings are overwritten by noise before they are used."),
+    ("CDANN", "CDANN", "Class weights are indexed by the largest label of the batch, which varies between batches."),
+    ("DANN", "DANN", "Discriminator and network take turns, so the classifier is trained in every second update only."),
+    ("MLDG", "MLDG", "With two training domains, as on ColoredMNIST, there is no pair and nothing is trained."),
+    ("SANDMask", "SANDMask", "The default threshold masks every gradient, so nothing is learnt."),
+    ("SWAD", "SWAD", "A segment of weights can be counted twice."),
+    ("MetaReg", "MetaReg (a port)", "The regulariser is left out of the inner loss, so it never learns."),
+    ("Multi-Headed", "DMG's Multi-Headed", "On AlexNet all heads are one module, which makes it the Aggregate baseline."),
+    ("GMoE", "GMoE", "The capacity of experts also holds in evaluation, so a prediction depends on the other images of the batch."),
+)  # fmt: skip
+
+
+def faults_table(store: str = "") -> list[list[str]]:
+    """Return faults of released code with their effect on accuracy, if a study measured it."""
+    rows = []
+    for algorithm, where, fault in FAULTS:
+        rows.append([where, fault, numbers.released_effect(algorithm, store)])
+    return rows
+
+
+def answers_table(store: str = "") -> dict[str, list[dict]]:
+    """Return the answers to each claim, a row for each benchmark and study."""
+    return numbers.claim_parts(store)
+
+
+def papers_of_claims() -> dict[str, str]:
+    """Return claim -> 'HMOE, Section 4.2.4', the place in its paper."""
+    places = {}
+    for claim in read_claims():
+        section = claim.section
+        place = section if section.startswith("Table") else f"Section {section}"
+        places[claim.key] = f"{claim.paper}, {place}" if section else "our question"
+    return places
+
+
+def all_tables(store: str = "") -> dict:
+    """Return every table of the report, by name."""
+    return {
+        "scope": scope_table(),
+        "scorecard": scorecard_table(),
+        "protocol": protocol_table(store),
+        "full": full_table(store),
+        "payoff": payoff_table(),
+        "cost": cost_table(store),
+        "analyses": analyses_table(store),
+        "confirmations": confirmation_table(store),
+        "deviations": deviations_table(),
+        "studies": studies_table(store),
+        "faults": faults_table(store),
+        "answers": answers_table(store),
+        "places": papers_of_claims(),
+    }
