@@ -7,6 +7,7 @@ the next build, without any change to the prose.
 
 import json
 import math
+import re
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache
@@ -52,8 +53,7 @@ def record_source(*studies: str) -> str:
 
 def minus(text: str) -> str:
     """Print hyphens before numbers as minus signs."""
-    parts = text.split(" ")
-    return " ".join(f"−{part[1:]}" if part[:1] == "-" and part[1:2].isdigit() else part for part in parts)
+    return re.sub(r"(?<![\w−-])-(?=\d)", "−", text)
 
 
 # Protocols
@@ -84,11 +84,15 @@ FIRST_WORDS = {
 
 
 @cache
+def claim_frames(store: str = "") -> dict[str, pd.DataFrame]:
+    """Return study -> its frame, for all studies that claims read and that a store has."""
+    return judged.claim_frames(judged.read_claims(), store)
+
+
+@cache
 def claim_results(store: str = "") -> tuple[judged.ClaimResult, ...]:
     """Judge all claims on the records of a store."""
-    claims = judged.read_claims()
-    frames = judged.claim_frames(claims, store)
-    return tuple(judged.evaluate_claims(claims, frames))
+    return tuple(judged.evaluate_claims(judged.read_claims(), claim_frames(store)))
 
 
 def part_key(claim: judged.Claim, part: judged.Part) -> str:
@@ -101,8 +105,6 @@ def number_text(evidence: judged.Evidence) -> str:
     if evidence.hits is not None:
         return f"{evidence.hits} of {evidence.runs}"
     unit = evidence.unit.replace("x ", "times ")
-    if unit.startswith("times"):
-        return minus(f"{evidence.format(evidence.value)} {unit}")
     return minus(f"{evidence.format(evidence.value)} {unit}")
 
 
@@ -156,6 +158,43 @@ def claim_values(store: str = "") -> dict[str, Value]:
     return values
 
 
+EQUAL_UPDATES = "discovery pays"
+
+
+def payoff_values(store: str = "") -> dict[str, Value]:
+    """Return how many comparisons of HMOE-DN with ERM at equal updates have which outcome."""
+    [result] = [one for one in claim_results(store) if one.claim.key == EQUAL_UPDATES]
+    parts = [part for part in result.parts if part.evidence.measured]
+    source = record_source(*(study for part in parts for study in part.studies))
+    above = sum(part.evidence.low > 0 for part in parts)
+    below = sum(part.evidence.high < 0 for part in parts)
+    values = {
+        "payoff/comparisons": Value(str(len(parts)), source),
+        "payoff/above": Value(str(above), source),
+        "payoff/below": Value(str(below), source),
+        "payoff/undecided": Value(str(len(parts) - above - below), source),
+    }
+    return values
+
+
+def confirmation_values(store: str = "") -> dict[str, Value]:
+    """Return the outcome of each claim that was tried again on new seeds."""
+    values = {}
+    for result in claim_results(store):
+        if result.origin is None or result.origin.again is None:
+            continue
+        again = result.origin.again
+        name = f"confirm/{result.claim.key}"
+        source = record_source(*again.studies)
+        words = "confirmed" if result.origin.confirmed else "did not confirm"
+        text = f"{number_text(again.evidence)} (95 % CI {ends_text(again.evidence)})"
+        values[f"{name}/words"] = Value(words, source)
+        values[f"{name}/text"] = Value(text, source)
+        values[f"{name}/seeds"] = Value(str(again.evidence.seeds), source)
+        values[f"{name}/verdict"] = Value(FIRST_WORDS[again.verdict].lower(), source)
+    return values
+
+
 def claim_parts(store: str = "") -> dict[str, list[dict]]:
     """Return claim -> its answers, one for each benchmark and study, for the tables of answers."""
     answers = {}
@@ -190,6 +229,7 @@ def origin_word(origin) -> str:
 FULL_COLORED = ("paper-colored", "paper-colored-baselines")
 
 
+@cache
 def full_rows(store: str = "") -> list[dict]:
     """Return the accuracies on full-scale ColoredMNIST, a row for each algorithm and mode.
 
@@ -362,6 +402,7 @@ ALGORITHM_STUDIES = {
 }
 
 
+@cache
 def algorithm_contrasts(study: str, store: str = "") -> pd.DataFrame:
     """Compare each algorithm of a study with ERM: averages over test domains, Holm-corrected."""
     frame = results(study, store)
@@ -478,11 +519,12 @@ def contrast_grid(claim: judged.Claim, studies: tuple[str, ...], store: str = ""
 
 def planned_rows(study: str, store: str = "") -> pd.DataFrame:
     """Return the rows of a study for its claims, limited to its planned seeds if it has a plan."""
-    frame = judged.claim_frame(study, store)
+    frame = claim_frames(store)[study]
     plan = read_study(study).plan
     return frame if plan is None else frame[frame.trial_seed.isin(plan.seeds)]
 
 
+@cache
 def three_analyses(store: str = "") -> list[dict]:
     """Analyse the main contrasts in three ways.
 
@@ -590,6 +632,7 @@ class StudyFacts:
         commits: commits of the code, the most frequent first.
         released: algorithms with a run of the released code (`domainbed_compat`).
         digest: SHA-256 of the file.
+        finished: when its last run finished.
     """
 
     name: str
@@ -605,6 +648,7 @@ class StudyFacts:
     commits: tuple[str, ...]
     released: frozenset[str]
     digest: str
+    finished: str
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -644,6 +688,7 @@ def study_facts(name: str, store: str = "") -> StudyFacts:
         released=frozenset(c["algorithm"] for c in configs if c.get("domainbed_compat")),
         commits=tuple(commit for commit, _ in commits.most_common()),
         digest=digests(folder).get(f"{name}.jsonl", ""),
+        finished=max((record["finished"] or "" for record in records), default=""),
     )
 
 
@@ -663,9 +708,6 @@ def cost_values(store: str = "") -> dict[str, Value]:
     """Return the numbers of studies and runs, and the hours that they took."""
     studies = all_studies(store)
     source = "results/*.jsonl"
-    seeds = Counter()
-    for study in studies:
-        seeds[min(study.seeds, 10)] += 1
     values = {
         "all/studies": Value(str(len(studies)), source),
         "all/runs": Value(thousands(sum(study.runs for study in studies)), source),
@@ -676,6 +718,8 @@ def cost_values(store: str = "") -> dict[str, Value]:
     }
     few = sum(study.seeds <= 3 for study in studies)
     values["all/studies of at most three seeds"] = Value(str(few), source)
+    newest = max(study.finished for study in studies)[:10]
+    values["all/newest"] = Value(newest, source)
     return values
 
 
@@ -792,7 +836,7 @@ def verdict_counts(store: str = "") -> dict[str, Value]:
     values["claims/planned"] = Value(str(planned), source)
     values["claims/looked"] = Value(str(looked), source)
     values["claims/tried again"] = Value(str(len(again)), source)
-    values["claims/confirmed"] = Value(str(len(confirmed)), source)
+    values["claims/same verdict"] = Value(str(len(confirmed)), source)
     return values
 
 
@@ -838,6 +882,8 @@ def collect(store: str = "") -> dict[str, Value]:
     for part in (
         claim_values(store),
         verdict_counts(store),
+        payoff_values(store),
+        confirmation_values(store),
         full_values(store),
         discovery_values(store),
         cue_values(),

@@ -50,8 +50,7 @@ def scorecard_table() -> list[list[str]]:
     """Return the scorecard: number, artefact, claim, paper, ours, protocol, verdict."""
     rows = []
     for number, score in numbered_scores():
-        ours = minus(re.sub(r"\((?=[-+\d])", "(", score.ours)) or "–"
-        ours = ours.replace("(-", "(−")
+        ours = minus(score.ours) or "–"
         verdict = WORDS.get(score.verdict, score.verdict)
         paper = minus(score.paper_number) or "–"
         place = score.artefact
@@ -94,7 +93,7 @@ def protocol_table(store: str = "") -> list[list[str]]:
         sizes = [config["hparams"].get("batch_size") for config in configs]
         size = max(set(sizes), key=sizes.count)
         networks = [config["network"] for config in configs if config["network"]]
-        network = max(set(networks), key=networks.count)
+        network = ", ".join(sorted(set(networks), key=networks.count, reverse=True)[:2])
         pixels = {config["resolution"] for config in configs if config["resolution"]}
         rows.append(
             [
@@ -193,7 +192,7 @@ CONTRASTS = {
 
 
 def confirmation_table(store: str = "") -> list[list[str]]:
-    """Return the claims that were tried again on new seeds: before, on new seeds, confirmed."""
+    """Return the claims that were tried again on new seeds: before, on new seeds, same verdict."""
     rows = []
     for result in numbers.claim_results(store):
         if result.origin is None or result.origin.again is None:
@@ -205,8 +204,8 @@ def confirmation_table(store: str = "") -> list[list[str]]:
             evidence = part.evidence
             word = numbers.FIRST_WORDS[part.verdict]
             cells.append(f"{word}: {numbers.number_text(evidence)} ({numbers.ends_text(evidence)})")
-        confirmed = "yes" if result.origin.confirmed else "no"
-        rows.append([result.claim.short, *cells, again.studies[0], confirmed])
+        same = "yes" if result.origin.confirmed else "no"
+        rows.append([result.claim.short, *cells, again.studies[0], same])
     return rows
 
 
