@@ -55,6 +55,17 @@ def draw_forest(axis, rows: list[dict], margin: float = 1.0):
     axis.grid(axis="y", visible=False)
 
 
+def mark_outside(axis, rows: list[dict]):
+    """Mark the means that lie outside the frame with an arrow at its edge."""
+    low, high = axis.get_xlim()
+    style = {"color": DARK, "markersize": 5, "clip_on": False, "zorder": 4}
+    for position, row in zip(np.arange(len(rows))[::-1], rows):
+        if row["mean"] < low:
+            axis.plot([low], [position], marker="<", **style)
+        elif row["mean"] > high:
+            axis.plot([high], [position], marker=">", **style)
+
+
 def forest_rows(claims: list[str], store: str = "") -> list[dict]:
     """Return the rows of `draw_forest` for claims about a contrast, a row for each study."""
     found = {result.claim.key: result for result in numbers.claim_results(store)}
@@ -96,7 +107,7 @@ def draw_full(folder: Path, store: str = ""):
     for row in rows:
         mode = "" if row["mode"] == "default" else f" {row['mode'].upper()}"
         names.append(f"{row['algorithm']}{mode}")
-    figure, axis = plt.subplots(figsize=(WIDTH, 0.19 * len(rows) + 0.75))
+    figure, axis = plt.subplots(figsize=(WIDTH, 0.165 * len(rows) + 0.7))
     positions = np.arange(len(rows))[::-1]
     for position, row in zip(positions, rows):
         axis.plot([row["low"], row["high"]], [position] * 2, color=BLUE, linewidth=1.4)
@@ -172,10 +183,10 @@ def draw_payoff(folder: Path, store: str = ""):
     for row in forest_rows(keys, store):
         if row["label"] not in {other["label"] for other in rows}:
             rows.append(row)
-    figure, axis = plt.subplots(figsize=(WIDTH, 0.19 * len(rows) + 0.7))
+    figure, axis = plt.subplots(figsize=(WIDTH, 0.17 * len(rows) + 0.65))
     draw_forest(axis, rows)
     axis.set_xlabel("HMOE-DN (MIX) minus ERM, points (grey: within the margin)")
-    scale_legend(axis, rows, loc="upper right")
+    scale_legend(axis, rows, loc="lower right")
     save(figure, folder, "payoff")
 
 
@@ -189,7 +200,7 @@ def draw_dmg(folder: Path, store: str = ""):
     rows = forest_rows(list(titles), store)
     for row in rows:
         row["label"] = f"{titles[row['claim']]}: {row['label']}"
-    figure, axis = plt.subplots(figsize=(WIDTH, 0.19 * len(rows) + 0.7))
+    figure, axis = plt.subplots(figsize=(WIDTH, 0.17 * len(rows) + 0.65))
     draw_forest(axis, rows)
     axis.set_xlabel("DMG minus baseline, points (grey: within the margin)")
     scale_legend(axis, rows, loc="lower right")
@@ -205,7 +216,7 @@ def draw_algorithms(folder: Path, store: str = ""):
     for name, _ in panels:
         table = numbers.algorithm_contrasts(numbers.ALGORITHM_STUDIES[name], store)
         tables.append(table.sort_values("difference", ascending=False))
-    height = 0.142 * max(map(len, tables)) + 0.8
+    height = 0.132 * max(map(len, tables)) + 0.8
     figure, axes = plt.subplots(1, 2, figsize=(WIDTH, height))
     for axis, (name, title), table in zip(axes, panels, tables):
         scale = numbers.scale_of(numbers.ALGORITHM_STUDIES[name])
@@ -216,7 +227,8 @@ def draw_algorithms(folder: Path, store: str = ""):
             rows.append({"label": row.algorithm, "scale": scale} | values)
         draw_forest(axis, rows)
         limit = 1.05 * max(table.difference.abs().quantile(0.9), 3)
-        axis.set_xlim(-2.5 * limit, 1.6 * limit)
+        axis.set_xlim(-2.2 * limit, 1.6 * limit)
+        mark_outside(axis, rows)
         axis.set_title(f"{title} ({scale}, {seeds} seeds)")
         axis.set_xlabel("minus ERM, points")
         axis.set_ylim(len(rows) - 0.4 - max(map(len, tables)), len(rows) - 0.4)

@@ -19,7 +19,8 @@ def plain(text: str) -> str:
     """Remove the Markdown of a table's cell: links, bold, code and the dollars of formulas."""
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
     text = re.sub(r"[*`$]", "", text)
-    return text.replace("\\_", "_").replace("\\,", " ")
+    text = text.replace("\\_", "_").replace("\\,", " ")
+    return re.sub(r" \(table under.*?\)|The tables below give the reason for each", "", text).strip()
 
 
 def numbered_scores() -> list[tuple[str, object]]:
@@ -46,15 +47,19 @@ def scope_table() -> list[list[str]]:
     return rows
 
 
-def scorecard_table() -> list[list[str]]:
-    """Return the scorecard: number, artefact, claim, paper, ours, protocol, verdict."""
+def scorecard_table(store: str = "") -> list[list[str]]:
+    """Return the scorecard: number, artefact, claim, paper, ours, protocol, verdict, together."""
+    together = {one.claim.short: one.verdict for one in numbers.claim_results(store)}
     rows = []
     for number, score in numbered_scores():
         ours = minus(score.ours) or "–"
-        verdict = WORDS.get(score.verdict, score.verdict)
-        paper = minus(score.paper_number) or "–"
-        place = score.artefact
-        rows.append([number, place, score.claim, paper, ours, score.status, verdict])
+        verdict = WORDS[score.verdict].lower()
+        over_all = WORDS[together[score.claim]].lower() if number else "–"
+        paper = minus(score.paper_number.replace(", mean of three networks", "")) or "–"
+        paper = paper.replace("mean of five data sets", "five sets")
+        status = score.status.partition(" (")[0]
+        cells = [score.artefact, score.claim, paper, ours, status]
+        rows.append([number, *cells, verdict, over_all])
     return rows
 
 
@@ -287,7 +292,7 @@ def all_tables(store: str = "") -> dict:
     """Return every table of the report, by name."""
     return {
         "scope": scope_table(),
-        "scorecard": scorecard_table(),
+        "scorecard": scorecard_table(store),
         "protocol": protocol_table(store),
         "full": full_table(store),
         "payoff": payoff_table(),
