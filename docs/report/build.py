@@ -21,8 +21,8 @@ from report_numbers import HERE, ROOT, Value
 
 BUILD = ROOT / "build" / "report"
 STAMP = HERE / "inputs.sha256"
-SOURCES = ("report.typ", "layout.typ", "abstract.typ", "summary.typ", "phrases.toml")
-OUTPUTS = ("report",)
+SOURCES = ("report.typ", "slides.typ", "layout.typ", "abstract.typ", "summary.typ", "phrases.toml")
+OUTPUTS = ("report", "slides")
 FIELDS = {"yes": "supported", "no": "contradicted"}  # verdict -> its phrase; else 'undecided'
 QUOTED = re.compile(r'#n\("([^"]+)"\)')
 

@@ -235,16 +235,13 @@ def deviations_count() -> Value:
 
 
 def studies_table(store: str = "") -> list[list[str]]:
-    """Return every study: algorithms, updates, seeds, runs, hours, commit and digest."""
+    """Return every study: seeds, runs, the commit of most runs, and the digest of its file."""
     rows = []
     for study in numbers.all_studies(store):
         more = len(study.commits) - 1
-        commit = study.commits[0][:8] + (f" +{more}" if more else "")
-        hours = f"{study.cpu_hours + study.gpu_hours:.1f}"
-        low, high = study.updates
-        updates = thousands(low) if low == high else f"{thousands(low)}–{thousands(high)}"
-        counts = [str(study.algorithms), updates, str(study.seeds), thousands(study.runs)]
-        rows.append([study.name, *counts, hours, commit, study.digest[:12] or "–"])
+        commit = study.commits[0][:7] + (f" +{more}" if more else "")
+        counts = [str(study.seeds), thousands(study.runs)]
+        rows.append([study.name, *counts, commit, study.digest[:10] or "–"])
     return rows
 
 
@@ -278,13 +275,14 @@ def answers_table(store: str = "") -> dict[str, list[dict]]:
     return numbers.claim_parts(store)
 
 
-def papers_of_claims() -> dict[str, str]:
-    """Return claim -> 'HMOE, Section 4.2.4', the place in its paper."""
+def places_of_claims() -> dict[str, list[str]]:
+    """Return claim -> [the claim in a few words, its place: 'HMOE, Section 4.2.4']."""
     places = {}
     for claim in read_claims():
         section = claim.section
         place = section if section.startswith("Table") else f"Section {section}"
-        places[claim.key] = f"{claim.paper}, {place}" if section else "our question"
+        where = f"{claim.paper}, {place}" if section else "our question"
+        places[claim.key] = [claim.short, where]
     return places
 
 
@@ -303,5 +301,5 @@ def all_tables(store: str = "") -> dict:
         "studies": studies_table(store),
         "faults": faults_table(store),
         "answers": answers_table(store),
-        "places": papers_of_claims(),
+        "places": places_of_claims(),
     }
