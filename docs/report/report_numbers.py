@@ -127,7 +127,7 @@ def claim_values(store: str = "") -> dict[str, Value]:
     """Return the values of every claim on every benchmark.
 
     A claim on a benchmark has the values `number`, `ends`, `text`, `seeds`, `runs`, `verdict`,
-    `word` and `finding`. A claim as a whole has `verdict`.
+    `word` and `finding`. A claim as a whole has `verdict`, and `pooled` over several studies.
     """
     values = {}
     for result in claim_results(store):
@@ -135,6 +135,9 @@ def claim_values(store: str = "") -> dict[str, Value]:
         everything = sorted({study for part in result.parts for study in part.studies})
         whole = f"{claim.key}/verdict"
         values[whole] = Value(FIRST_WORDS[result.verdict].lower(), record_source(*everything))
+        if len(result.parts) > 1 and result.evidence.measured:
+            text = f"{number_text(result.evidence)} (95 % CI {ends_text(result.evidence)})"
+            values[f"{claim.key}/pooled"] = Value(text, record_source(*everything))
         for part in result.parts:
             evidence = part.evidence
             if math.isnan(evidence.value):
@@ -210,18 +213,24 @@ def claim_parts(store: str = "") -> dict[str, list[dict]]:
                     "finding": finding[:1].upper() + finding[1:],
                     "scale": scale_of(part.studies[0]),
                     "studies": list(part.studies),
-                    "plan": origin_word(part.origin),
                 }
             )
+        if len(rows) > 1 and result.evidence.measured:
+            rows.append(pooled_answer(result))
         answers[result.claim.key] = rows
     return answers
 
 
-def origin_word(origin) -> str:
-    """Say in a word when a claim was fixed: 'planned', 'looked' or 'afterwards'."""
-    if origin is None or origin.kind == judged.RETROSPECTIVE:
-        return "afterwards"
-    return origin.kind
+def pooled_answer(result: judged.ClaimResult) -> dict:
+    """Return the row of all studies of a claim together: its verdict and the pooled number."""
+    pooled = f"{number_text(result.evidence)} ({ends_text(result.evidence)})"
+    studies = sorted({study for part in result.parts for study in part.studies})
+    return {
+        "word": FIRST_WORDS[result.verdict],
+        "finding": f"Together: {pooled}, random effects",
+        "scale": "",
+        "studies": [f"{len(result.parts)} studies", *studies],
+    }
 
 
 # Full protocol

@@ -1,6 +1,6 @@
 """Build the reproduction report: numbers, tables and figures from the records, then the PDF.
 
-`python docs/report/build.py` writes `docs/report/numbers.json`, `docs/report/report.pdf` and
+`python docs/report/build_report.py` writes `docs/report/numbers.json`, `docs/report/report.pdf` and
 `docs/report/slides.pdf`. Tables and figures go to `build/report`. `--numbers` stops before Typst.
 """
 
