@@ -11,12 +11,15 @@ import pytest
 from notebooks import ROOT
 from scipy import stats
 
+from hmoe_repro.analysis.claims import read_claims
+
 REPORT = ROOT / "docs" / "report"
 sys.path.append(str(REPORT))
 import build_report as build  # noqa: E402
 import report_numbers as numbers  # noqa: E402
 import report_tables  # noqa: E402
 
+NEED_SCALE = {claim.key for claim in read_claims() if claim.scale or claim.untestable}
 PROSE = ("report.typ", "slides.typ", "abstract.typ", "summary.typ")
 VALUES = json.loads((REPORT / "numbers.json").read_text(encoding="utf-8"))
 
@@ -99,7 +102,8 @@ def test_the_claims_of_the_report_are_those_of_the_rendered_page():
             if f"{name}/verdict" not in VALUES:
                 assert row["estimate"] in ("", "nan"), name
                 continue
-            assert VALUES[f"{name}/verdict"]["text"] == words[row["verdict"]].lower(), name
+            word = "Undecided" if row["claim"] in NEED_SCALE else words[row["verdict"]]
+            assert VALUES[f"{name}/verdict"]["text"] == word.lower(), name
             shown = VALUES[f"{name}/number"]["text"].replace("−", "-")
             if " of " in shown and row["unit"] == "% of runs":
                 hits, runs = map(int, re.findall(r"\d+", shown)[:2])
@@ -195,7 +199,7 @@ def test_abstract_and_lay_summary_have_their_lengths():
     abstract = build.filled("abstract.typ", values)
     summary = build.filled("summary.typ", values)
     assert "#" not in abstract + summary
-    assert 140 <= len(abstract.split()) <= 165
+    assert 140 <= len(abstract.split()) <= 160
     assert 50 <= len(summary.split()) <= 65
 
 
@@ -233,6 +237,7 @@ def test_signed_rank_interval_inverts_the_exact_test(n):
     assert p_value(high - step) > 0.05 >= p_value(high + step)
 
 
+@pytest.mark.slow
 def test_three_analyses_start_from_the_estimate_of_the_claim():
     for row in numbers.three_analyses():
         evidence = row["part"].evidence
@@ -253,6 +258,7 @@ def test_judged_claims_are_numbered_by_paper():
         assert own == [f"{letter}{position}" for position in range(1, len(own) + 1)]
 
 
+@pytest.mark.slow
 def test_reduced_studies_have_their_label():
     for rows in numbers.claim_parts().values():
         for row in rows:

@@ -100,6 +100,13 @@ def part_key(claim: judged.Claim, part: judged.Part) -> str:
     return f"{claim.key}/{part.studies[0]}"
 
 
+def part_verdict(claim: judged.Claim, part: judged.Part) -> str:
+    """Return the verdict on one benchmark: undecided if the claim needs the paper's scale."""
+    if claim.scale or claim.untestable:
+        return "undecided"
+    return FIRST_WORDS[part.verdict].lower()
+
+
 def number_text(evidence: judged.Evidence) -> str:
     """Print the number of some evidence with its unit, without the interval."""
     if evidence.hits is not None:
@@ -152,7 +159,7 @@ def claim_values(store: str = "") -> dict[str, Value]:
                 "text": f"{number_text(evidence)} ({interval})",
                 "seeds": str(evidence.seeds),
                 "runs": str(evidence.runs),
-                "verdict": FIRST_WORDS[part.verdict].lower(),
+                "verdict": part_verdict(claim, part),
                 "word": word,
                 "finding": finding,
             }
@@ -301,7 +308,9 @@ def full_values(store: str = "") -> dict[str, Value]:
     trained = sum(len(runs(results(study, store))) for study in FULL_COLORED)
     values["full/trained runs"] = Value(f"{trained}", source)
     values["full/baselines"] = Value(str(full_baselines(rows)), source)
-    values["full/planned baselines"] = Value(str(quoted["baselines"]), values_source(FULL_COLORED[1]))
+    values["full/planned baselines"] = Value(
+        str(quoted["baselines"]), values_source(FULL_COLORED[1])
+    )
     return values
 
 
@@ -817,7 +826,9 @@ def absent_values(store: str = "") -> dict[str, Value]:
         "absent/quoted runs": Value(thousands(sum(row["timed"] for row in quoted)), source),
         "absent/memory": Value(f"{max(row['memory'] for row in quoted):.0f}", source),
         "absent/without estimate": Value(str(len(unknown)), source),
-        "absent/minutes": Value(f"{60 * gpu_hours_per_run(store):.1f}", record_source(*FULL_COLORED)),
+        "absent/minutes": Value(
+            f"{60 * gpu_hours_per_run(store):.1f}", record_source(*FULL_COLORED)
+        ),
     }
 
 

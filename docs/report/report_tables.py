@@ -20,7 +20,9 @@ def plain(text: str) -> str:
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
     text = re.sub(r"[*`$]", "", text)
     text = text.replace("\\_", "_").replace("\\,", " ")
-    return re.sub(r" \(table under.*?\)|The tables below give the reason for each", "", text).strip()
+    return re.sub(
+        r" \(table under.*?\)|The tables below give the reason for each", "", text
+    ).strip()
 
 
 def numbered_scores() -> list[tuple[str, object]]:
@@ -230,7 +232,9 @@ def deviations_count() -> Value:
     """Return the number of deviations in `docs/deviations.md`."""
     text = (ROOT / "docs" / "deviations.md").read_text(encoding="utf-8")
     lines = [line for line in text.splitlines() if line.startswith("| ")]
-    rows = [line for line in lines if not line.startswith(("| what |", "| **[")) and "|---" not in line]
+    rows = [
+        line for line in lines if not line.startswith(("| what |", "| **[")) and "|---" not in line
+    ]
     return Value(str(len(rows)), "docs/deviations.md")
 
 
