@@ -41,7 +41,7 @@ def typed_numbers(text: str) -> list[str]:
         r"ResNet-50|EfficientNet-Lite0|H200|V100|x86-64|AVX2|SHA-256",
         r"arXiv \d{4}\.\d{5}|(?:ICLR|ECCV|NeurIPS) \d{4}",
         r"HMOE's (?:Table|Figure) \d+|GMoE's Table \d+",
-        r"\b9[05] % CI|\binterval of 9[05] %|^\s*\[95 %, over seeds|\[95 %, over|9[05] % confidence",
+        r"\b9[05] % CI|\binterval of 9[05] %|\[95 %, over seeds|9[05] % confidence",
         r"interval of 95 %|[+−]90 ?%|[+−]80 ?%",
         r"\(95 % CI\)",
     )

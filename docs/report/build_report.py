@@ -21,7 +21,15 @@ from report_numbers import HERE, ROOT, Value
 
 BUILD = ROOT / "build" / "report"
 STAMP = HERE / "inputs.sha256"
-SOURCES = ("report.typ", "slides.typ", "layout.typ", "abstract.typ", "summary.typ", "phrases.toml")
+SOURCES = (
+    "report.typ",
+    "slides.typ",
+    "layout.typ",
+    "abstract.typ",
+    "summary.typ",
+    "phrases.toml",
+    "faults.toml",
+)
 OUTPUTS = ("report", "slides")
 FIELDS = {"yes": "supported", "no": "contradicted"}  # verdict -> its phrase; else 'undecided'
 QUOTED = re.compile(r'#n\("([^"]+)"\)')

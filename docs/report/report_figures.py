@@ -138,7 +138,7 @@ def draw_experts(folder: Path, store: str = ""):
     figure, axis = plt.subplots(figsize=(WIDTH, 2.1))
     random = np.random.default_rng(0)
     axis.axvline(numbers.MIN_NMI, color=DARK, linewidth=0.9, linestyle="--")
-    for position, (name, values) in zip(range(len(strips))[::-1], strips):
+    for position, (_, values) in zip(range(len(strips))[::-1], strips):
         heights = position + random.uniform(-0.27, 0.27, len(values))
         style = {"markersize": 3.2, "alpha": 0.65, "markeredgewidth": 0, "color": BLUE}
         axis.plot(values, heights, "o", **style)

@@ -21,13 +21,18 @@ from hmoe_repro.analysis import claims as judged
 from hmoe_repro.analysis.answers import part_answer
 from hmoe_repro.analysis.published import paper_numbers
 from hmoe_repro.analysis.results import load_study, margin_of, results, results_dir, runs
-from hmoe_repro.analysis.statistics import contrasts, interquartile_mean, mean_interval, rate
-from hmoe_repro.analysis.statistics import value_grid
+from hmoe_repro.analysis.statistics import (
+    contrasts,
+    interquartile_mean,
+    mean_interval,
+    rate,
+    value_grid,
+)
 from hmoe_repro.core.toml import package_toml
 from hmoe_repro.report.page import quoted_cost
 from hmoe_repro.report.readme import MIN_NMI, README_RUNS, STATUS, scorecard
-from hmoe_repro.studies.study_file import STUDIES, read_study
 from hmoe_repro.studies.studies import count_runs
+from hmoe_repro.studies.study_file import STUDIES, read_study
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -178,13 +183,12 @@ def payoff_values(store: str = "") -> dict[str, Value]:
     source = record_source(*(study for part in parts for study in part.studies))
     above = sum(part.evidence.low > 0 for part in parts)
     below = sum(part.evidence.high < 0 for part in parts)
-    values = {
+    return {
         "payoff/comparisons": Value(str(len(parts)), source),
         "payoff/above": Value(str(above), source),
         "payoff/below": Value(str(below), source),
         "payoff/undecided": Value(str(len(parts) - above - below), source),
     }
-    return values
 
 
 def confirmation_values(store: str = "") -> dict[str, Value]:

@@ -2,6 +2,7 @@
 
 import math
 import re
+import tomllib
 
 import pandas as pd
 import report_numbers as numbers
@@ -249,28 +250,14 @@ def studies_table(store: str = "") -> list[list[str]]:
     return rows
 
 
-FAULTS = (
-    ("TRM", "TRM", "The backward pass reads the domain weights through an alias that has changed since the forward pass, so value and gradient have different weights."),
-    ("SelfReg", "SelfReg", "The projection head is never trained, because the optimiser is built before the head exists."),
-    ("Transfer", "Transfer with gda", "SGD receives the adversary's parameters, so the network itself is never trained."),
-    ("EQRM", "EQRM", "The gradient passes through a bisection. Only the best and the worst domain carry a gradient."),
-    ("MTL", "MTL", "Domain embeddings are overwritten by noise before they are used."),
-    ("CDANN", "CDANN", "Class weights are indexed by the largest label of the batch, which varies between batches."),
-    ("DANN", "DANN", "Discriminator and network take turns, so the classifier is trained in every second update only."),
-    ("MLDG", "MLDG", "With two training domains, as on ColoredMNIST, there is no pair and nothing is trained."),
-    ("SANDMask", "SANDMask", "The default threshold masks every gradient, so nothing is learnt."),
-    ("SWAD", "SWAD", "A segment of weights can be counted twice."),
-    ("MetaReg", "MetaReg (a port)", "The regulariser is left out of the inner loss, so it never learns."),
-    ("Multi-Headed", "DMG's Multi-Headed", "On AlexNet all heads are one module, which makes it the Aggregate baseline."),
-    ("GMoE", "GMoE", "The capacity of experts also holds in evaluation, so a prediction depends on the other images of the batch."),
-)  # fmt: skip
-
-
 def faults_table(store: str = "") -> list[list[str]]:
     """Return faults of released code with their effect on accuracy, if a study measured it."""
     rows = []
-    for algorithm, where, fault in FAULTS:
-        rows.append([where, fault, numbers.released_effect(algorithm, store)])
+    with open(numbers.HERE / "faults.toml", "rb") as file:
+        faults = tomllib.load(file)["faults"]
+    for fault in faults:
+        effect = numbers.released_effect(fault["algorithm"], store)
+        rows.append([fault["where"], fault["text"], effect])
     return rows
 
 
