@@ -226,19 +226,25 @@ def claim_parts(store: str = "") -> dict[str, list[dict]]:
                     "studies": list(part.studies),
                 }
             )
-        if len(rows) > 1 and result.evidence.measured:
+        if len(rows) > 1:
             rows.append(pooled_answer(result))
         answers[result.claim.key] = rows
     return answers
 
 
 def pooled_answer(result: judged.ClaimResult) -> dict:
-    """Return the row of all studies of a claim together: its verdict and the pooled number."""
-    pooled = f"{number_text(result.evidence)} ({ends_text(result.evidence)})"
+    """Return the row of all studies of a claim together.
+
+    It has the verdict, and the pooled number if there are three studies or more.
+    """
+    finding = "Together"
+    if result.evidence.hits is None and len(result.parts) > 2:  # two leave one degree of freedom
+        pooled = f"{number_text(result.evidence)} ({ends_text(result.evidence)})"
+        finding = f"Together: {pooled}, random effects"
     studies = sorted({study for part in result.parts for study in part.studies})
     return {
         "word": FIRST_WORDS[result.verdict],
-        "finding": f"Together: {pooled}, random effects",
+        "finding": finding,
         "scale": "",
         "studies": [f"{len(result.parts)} studies", *studies],
     }

@@ -3,6 +3,7 @@
 import math
 import re
 import tomllib
+from collections import Counter
 
 import pandas as pd
 import report_numbers as numbers
@@ -96,12 +97,11 @@ def protocol_table(store: str = "") -> list[list[str]]:
             continue
         records = load_study(study, store)
         configs = [record["config"] for record in records]
-        rates = [config["hparams"]["lr"] for config in configs if "lr" in config["hparams"]]
-        rate = max(set(rates), key=rates.count)
-        sizes = [config["hparams"].get("batch_size") for config in configs]
-        size = max(set(sizes), key=sizes.count)
-        networks = [config["network"] for config in configs if config["network"]]
-        network = ", ".join(sorted(set(networks), key=networks.count, reverse=True)[:2])
+        rates = Counter(config["hparams"]["lr"] for config in configs if "lr" in config["hparams"])
+        sizes = Counter(config["hparams"].get("batch_size") for config in configs)
+        names = Counter(config["network"] for config in configs if config["network"])
+        rate, size = rates.most_common(1)[0][0], sizes.most_common(1)[0][0]
+        network = ", ".join(name for name, _ in names.most_common(2))
         pixels = {config["resolution"] for config in configs if config["resolution"]}
         rows.append(
             [
