@@ -276,8 +276,9 @@ def test_the_pdf_builds_with_the_same_bytes(tmp_path, monkeypatch):
     for name in build.OUTPUTS:
         build.compile_pdf(name, tmp_path / f"{name}.pdf", date)
         assert (tmp_path / f"{name}.pdf").read_bytes() == (REPORT / f"{name}.pdf").read_bytes()
-    pictures = str(tmp_path / "page{0p}.png")
     options = {"root": str(ROOT), "ignore_system_fonts": True, "font_paths": [], "ppi": 10}
     options["sys_inputs"] = {"date": f"{date:%Y-%m-%d}"}
-    typst.compile(str(REPORT / "report.typ"), output=pictures, format="png", **options)
-    assert 8 <= len(list(tmp_path.glob("page*.png"))) <= 14
+    for name, least, most in (("report", 8, 14), ("slides", 10, 10)):
+        pictures = str(tmp_path / f"{name}-{{0p}}.png")
+        typst.compile(str(REPORT / f"{name}.typ"), output=pictures, format="png", **options)
+        assert least <= len(list(tmp_path.glob(f"{name}-*.png"))) <= most, name
