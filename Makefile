@@ -13,7 +13,7 @@ timed = @start=$$(date +%s); $(1); status=$$?; echo "make $@: $$(($$(date +%s) -
 CHECKED := $(addprefix tests/test_,sync.py lines.py notebook_shape.py imports.py core.py hypernetwork.py routing.py hmoe.py \
            selection.py setup.py warm_kernels.py) tests/test_cli.py::test_train_prints_what_was_selected_and_keeps_a_record
 
-.PHONY: help reproduce test test-slow check figures notebooks book archive clean
+.PHONY: help reproduce test test-slow check figures notebooks book report archive clean
 help:
 	@echo "make reproduce   train a sample of the published runs again, render all published pages, compare both"
 	@echo "make test        run the fast tests"
@@ -22,6 +22,7 @@ help:
 	@echo "make figures     render every published profile from the committed records, and the README"
 	@echo "make notebooks   export the library, execute the library notebooks and store their outputs"
 	@echo "make book        build the notebooks as an offline site: build/book/html"
+	@echo "make report      compute the numbers of the reproduction report from the records and build docs/report/*.pdf"
 	@echo "make archive     pack results/, what pages read, and the data card, with checksums: build/*.tar.gz"
 	@echo "make clean       remove .venv, runs and caches; nothing that git tracks"
 
@@ -48,6 +49,9 @@ notebooks: $(READY)
 book: .venv/.extras
 	$(call timed,$(BIN)/python docs/book/build.py)
 
+report: .venv/.report
+	$(call timed,$(BIN)/python docs/report/build_report.py)
+
 # Needs nothing but Python.
 archive:
 	@$(PYTHON) .ci/archive.py
@@ -55,6 +59,11 @@ archive:
 .venv/.extras: $(READY)
 	@echo "Installing what the book and the slow tests need into .venv"
 	@$(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[book,export,loggers]'
+	@touch $@
+
+.venv/.report: $(READY)
+	@echo "Installing Typst into .venv"
+	@$(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[report]'
 	@touch $@
 
 .venv/.check: $(READY)
