@@ -13,6 +13,7 @@ import itertools
 import json
 import math
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -631,14 +632,20 @@ def resolve_dataset(text: str, folder: Path) -> str:
 
 
 def domain_names(dataset: str) -> tuple[str, ...]:
-    """Return the domains of a data set by its registered name.
+    """Return the domains of a data set by its registered name. Unknown data sets have none.
+
+    PyTorch is not imported for the data sets in `domains.toml`.
 
     >>> domain_names("DigitDomains")
     ('negative', 'photo', 'plain', 'sketch')
     """
+    if "hmoe_repro.data.registry" not in sys.modules:  # no data set was registered here
+        listed_domains = package_toml("domains.toml")
+        if dataset in listed_domains:
+            return tuple(listed_domains[dataset])
     from hmoe_repro.data.registry import DATASETS
 
-    return DATASETS[dataset].domain_names
+    return DATASETS[dataset].domain_names if dataset in DATASETS else ()
 
 # %% ../../nbs/06_studies/01_study_file.ipynb #def-check-choices
 def _check_domains(file: SettingsFile, block: int, runs: RunGrid, dataset: str, name: str):
