@@ -113,7 +113,7 @@ def domain_order(frame: pd.DataFrame) -> list[str]:
     Domains of unknown data sets are last, by name.
     """
     known = {}
-    for dataset in sorted(set(frame.dataset.dropna())):
+    for dataset in sorted(pd.Series(frame.dataset.unique()).dropna()):
         known.update(dict.fromkeys(domain_names(dataset)))
     tested = set(frame.test_domain.unique())
     return [name for name in known if name in tested] + sorted(tested - set(known))

@@ -212,27 +212,33 @@ def _text(value) -> str:
 
 
 def _texts_of_values(values: list) -> list:
-    """Return values as JSON, and NaN for `_ABSENT`. Values of one type are written once each."""
+    """Return values as JSON, and NaN for `_ABSENT`. Equal values are converted once if possible."""
     types = set(map(type, values))
-    if len(types) == 1 and types <= {str, int, bool, type(None)}:
-        text_of = {value: _text(value) for value in set(values)}
-        return [text_of[value] for value in values]
-    return [math.nan if value is _ABSENT else _text(value) for value in values]
+    comparable = types <= {str, int, bool, float, type(None), type(_ABSENT)}
+    if not comparable or len(types & {int, bool, float}) > 1:  # 1, 1.0 and True are equal
+        return [math.nan if value is _ABSENT else _text(value) for value in values]
+    different = set(values)
+    text_of = {value: _text(value) for value in different - {_ABSENT, 0.0}}
+    text_of[_ABSENT] = math.nan
+    if 0 in different and float not in types:
+        text_of[0] = _text(next(value for value in different if value == 0))
+    return [text_of[value] if value in text_of else _text(value) for value in values]
 
 
 _ABSENT = object()  # value of a name that a dictionary lacks
 
 
 def _texts(
-    dictionaries: pd.Series, only: list[str] | None = None, without: Collection[str] = ()
+    series: pd.Series, only: list[str] | None = None, without: Collection[str] = ()
 ) -> pd.DataFrame:
     """Return dictionaries as rows of JSON texts, with missing values for missing names.
 
     Args:
-        dictionaries: the dictionaries.
+        series: dictionaries.
         only: the names that are kept. None: all.
         without: names that are left out.
     """
+    dictionaries = list(series)
     names = only
     if names is None:
         every = dict.fromkeys(itertools.chain(*dictionaries))
@@ -240,7 +246,7 @@ def _texts(
     columns = {}
     for name in names:
         columns[name] = _texts_of_values([values.get(name, _ABSENT) for values in dictionaries])
-    return pd.DataFrame(columns, dictionaries.index, names, dtype=object)
+    return pd.DataFrame(columns, series.index, names, dtype=object)
 
 
 def _kinds(table: pd.DataFrame) -> pd.DataFrame:
