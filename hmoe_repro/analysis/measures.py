@@ -13,8 +13,6 @@ from typing import Annotated
 
 import numpy as np
 import pandas as pd
-import seaborn as sns
-from sklearn import metrics
 
 from ..core.errors import HmoeError, check_choice, public
 
@@ -183,6 +181,8 @@ def confusion_matrix(frame: pd.DataFrame, normalise: bool = False) -> pd.DataFra
     >>> confusion_matrix(frame).loc["dog", "cat"]
     np.int64(1)
     """
+    from sklearn import metrics
+
     classes = pd.api.types.union_categoricals([frame.label, frame.predicted]).categories
     names = [str(name) for name in classes]
     counts = metrics.confusion_matrix(
@@ -211,6 +211,8 @@ def plot_confusion(axis, matrix: pd.DataFrame):
     Raises:
         HmoeError: for a matrix without classes.
     """
+    import seaborn as sns
+
     if matrix.empty:
         raise HmoeError("the confusion matrix has no class.", fix="predictions of some images.")
     fractions = matrix.dtypes.iloc[0].kind == "f"
@@ -247,6 +249,8 @@ def detection(frame: pd.DataFrame) -> dict[str, float]:
     Returns:
         'auroc_msp' and 'auroc_energy', 0 to 1. NaN if one of the two groups has no image.
     """
+    from sklearn import metrics
+
     held_out = frame[frame.role.isin([*_SEEN, *_UNSEEN])]
     is_seen = held_out.role.isin(_SEEN)
     areas = {}

@@ -14,10 +14,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from matplotlib.lines import Line2D
 from scipy import optimize, stats
 
 from .plotting import escape_math
@@ -904,6 +902,8 @@ def forest_limits(rows: pd.DataFrame) -> tuple[float, float]:
 
 def _hue_legend(figure, colour_of: dict):
     """Draw the legend of the colours of a forest below it."""
+    from matplotlib.lines import Line2D
+
     marks = [Line2D([], [], color=colour, marker="o", lw=1.3) for colour in colour_of.values()]
     figure.legend(
         marks, list(colour_of), loc="outside lower center", ncols=len(marks), frameon=False
@@ -944,6 +944,8 @@ def forest_plot(table: pd.DataFrame, undertrained=(), hue: str | None = None, pa
     Returns:
         A figure of matplotlib. With one test domain it has one panel.
     """
+    import matplotlib.pyplot as plt
+
     rows = forest_rows(table)
     place = {row: at for at, row in enumerate(rows)}
     at = pd.Series(list(zip(table.algorithm, table["mode"])), table.index).map(place)

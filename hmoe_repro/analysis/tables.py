@@ -29,8 +29,8 @@ from hmoe_repro.analysis.results import (
 )
 from .writers import template
 from ..core.errors import HmoeError, check_choice, public
-from ..data.registry import DATASETS
 from ..studies.search import rank, select_by_rule
+from ..studies.study_file import domain_names
 from ..training.run_config import TOY
 
 # %% ../../nbs/07_analysis/04_tables.ipynb #def-row-name
@@ -113,10 +113,9 @@ def domain_order(frame: pd.DataFrame) -> list[str]:
 
     Domains of unknown data sets are last, by name.
     """
-    datasets = sorted(set(frame.dataset.unique()) & set(DATASETS))
     known = {}
-    for dataset in datasets:
-        known.update(dict.fromkeys(DATASETS[dataset].domain_names))
+    for dataset in sorted(pd.Series(frame.dataset.unique()).dropna()):
+        known.update(dict.fromkeys(domain_names(dataset)))
     tested = set(frame.test_domain.unique())
     return [name for name in known if name in tested] + sorted(tested - set(known))
 
@@ -278,8 +277,7 @@ def accuracy_block(frame: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     table = table.reset_index().rename_axis(columns=None)
     table = in_table_order(table, index)
     domains = domain_order(rows)
-    domains_of_dataset = getattr(DATASETS.get(rows.dataset.iloc[0]), "domain_names", ())
-    if set(domains) < set(domains_of_dataset):
+    if set(domains) < set(domain_names(rows.dataset.iloc[0])):
         table = table.rename(columns={"Average": f"Average of {', '.join(domains)}"})
     return table, numbers
 

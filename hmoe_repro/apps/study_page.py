@@ -29,16 +29,14 @@ from hmoe_repro.analysis.statistics import (
 )
 from ..analysis.tables import accuracy_table, row_name, small_test_notes
 from ..analysis.writers import template, text_table
-from .evaluate import predictions
 from ..core.errors import HmoeError, Place, public
 from ..core.files import ensure_writable, expanded, write_atomic
 from ..core.style import use_style
 from ..report.study_report import collect_study, selected_tables
 from ..studies.study_file import Study, read_study
-from ..training.predictions import PREDICTIONS_FILE
 from ..training.run_config import TOY
 from ..training.selection import Record
-from ..training.store import RunStore, summary_of
+from ..training.store import PREDICTIONS_FILE, RunStore, summary_of
 
 # %% ../../nbs/09_apps/09_study_page.ipynb #def-protocol
 _SETTINGS = {  # column of `results` -> heading
@@ -231,6 +229,8 @@ def _confusions(section: _Section, store: RunStore) -> dict[str, str]:
     saved = [i for i in section.run_ids if (store.path(i) / PREDICTIONS_FILE).exists()]
     if not saved:
         return {}
+    from hmoe_repro.apps.evaluate import predictions
+
     images = predictions(saved, roles="test", store=store)
     drawn = {}
     for algorithm, of_algorithm in images.groupby("algorithm", sort=False):

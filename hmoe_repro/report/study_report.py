@@ -13,15 +13,15 @@ import pandas as pd
 
 from ..analysis.statistics import resolution_note
 from ..analysis.tables import accuracy_table
-from ..core.errors import HmoeError, Place, plural, public
+from ..core.errors import HmoeError, Place, listed, plural, public
 from ..core.files import ensure_writable, expanded, write_atomic
-from ..data.image_folder import listed
 from .render import DEFAULT_FORMATS, render
+from ..studies.config_cache import cached_configs
 from ..studies.filters import filter_runs
 from ..studies.search import hparams_note, not_held_out, select_by_rule, split_into_tables
 from ..studies.studies import study_configs
 from ..studies.study_file import STUDIES, Study, read_study, study_file_copy
-from ..training.run_config import TOY
+from ..training.run_config import TOY, RunConfig
 from ..training.selection import Record
 from ..training.store import RunStore, summary_of, write_study
 
@@ -66,6 +66,24 @@ def _name_in_commands(study) -> str:
     return study.name if study.name in STUDIES else study.file.name
 
 
+def _configs(study, store: RunStore) -> tuple[RunConfig, ...]:
+    """Return `study_configs`, from the file next to the store if that is valid.
+
+    Args:
+        study: as in `read_study`.
+        store: the folder of runs.
+
+    Raises:
+        HmoeError: as `study_configs`.
+    """
+    if isinstance(study, Study) or not store.folder.is_dir():
+        return study_configs(study)
+    configs, reason = cached_configs(str(study), store)
+    if configs is None:
+        raise reason or HmoeError(f"{study} has no runs.")
+    return configs
+
+
 def collect_study(
     study, store: RunStore | None = None, outlines: bool = False
 ) -> tuple[list[Record], list[str]]:
@@ -82,9 +100,9 @@ def collect_study(
     Raises:
         HmoeError: as `study_configs`, and if no run is complete.
     """
-    study = read_study(study)
     store = store or RunStore()
-    configs = study_configs(study)
+    configs = _configs(study, store)
+    study = read_study(study)
     read = store.outlines_of if outlines else store.read_all
     present = read([config.run_id for config in configs], warn=True)
     records = []
@@ -135,8 +153,9 @@ def absent_notes(
         because they determine its runs.
     """
     try:
+        configs = _configs(study, RunStore())
         study = read_study(study)
-        configs = _narrowed(list(study_configs(study)), algorithms, dataset, settings)
+        configs = _narrowed([*configs], algorithms, dataset, settings)
     except HmoeError as error:
         return [f"not checked for missing runs: {error.cause}"]
     present = {record["run_id"] for record in records}

@@ -22,7 +22,6 @@ from typing import IO, BinaryIO, NamedTuple, TypeGuard
 
 from ..core.errors import HmoeError, Place, plural, public
 from ..core.files import ensure_writable, expanded, plain_file, write_atomic
-from ..data.download import CHUNK, DAMAGE, open_tar
 from ..training.selection import Record
 from hmoe_repro.training.store import (
     RunStore,
@@ -68,6 +67,7 @@ def _files(folder: Path, states: bool, weights: bool, arrays: bool) -> list[str]
 
 # %% ../../nbs/06_studies/14_export_import.ipynb #def-archive
 _DIGEST = "HMOE.sha256"
+_LEVEL = 6  # of compression: 9 takes longer, and records become hardly smaller
 MAX_FILE_BYTES = 4 * 2**30  # limit for a file in an archive
 MAX_RECORD_BYTES = 64 * 2**20  # limit for a record, which is read as a whole
 
@@ -91,7 +91,7 @@ def _write_archive(files: Iterator[tuple[str, Path]], file: BinaryIO) -> list[st
         The names of the files that were written.
     """
     names = []
-    with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packed:
+    with gzip.GzipFile("", "wb", _LEVEL, fileobj=file, mtime=0) as packed:
         with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
             for name, path in files:
                 with contextlib.suppress(FileNotFoundError), open(path, "rb") as source:
@@ -214,6 +214,8 @@ def _check_member(member: tarfile.TarInfo, names: set[str], archive: str):
 
 def _copy(source: IO[bytes], file: BinaryIO) -> str:
     """Copy an open file into another one in pieces, and return the SHA-256 of its content."""
+    from hmoe_repro.data.download import CHUNK
+
     digest = hashlib.sha256()
     piece = source.read(CHUNK)
     while piece:
@@ -265,6 +267,8 @@ def _archive_files(path: Path, limit: int | None) -> _Copies:
     Raises:
         HmoeError: as `_check_member`, `_copy_member` and `open_tar`.
     """
+    from hmoe_repro.data.download import open_tar
+
     names = set()
     with open_tar(plain_file(path, "read"), limit) as archive:
         for member in archive:
@@ -305,6 +309,8 @@ def _stage(path: Path, folder: Path, limit: int | None = None) -> list[_Staged]:
     Raises:
         HmoeError: if `path` is missing, damaged, too large, or not an archive of runs.
     """
+    from hmoe_repro.data.download import DAMAGE
+
     if not path.exists():
         fix = "the path of a file that `hmoe pack` wrote, or of a folder of runs."
         raise HmoeError(f"{path} does not exist.", fix=fix)

@@ -15,17 +15,9 @@ from collections.abc import Collection, Mapping, Sequence
 import pandas as pd
 
 from ..algorithms import get_algorithm
-from hmoe_repro.algorithms.from_file import (
-    algorithm_from_file,
-    is_file_algorithm,
-    restore_algorithm,
-    source_hash,
-)
-from ..algorithms.hparams import draw_hparams, merge_hparams, with_network
 from ..core.errors import HmoeError, check_choice
-from ..data.registry import DATASETS
 from .filters import run_fields
-from ..training.protocols import parse_evaluate_option
+from .study_file import domain_names
 from ..training.run_config import RunConfig
 from ..training.selection import RULES, Record, best_model
 
@@ -51,11 +43,14 @@ def _with_draw(config: RunConfig, hparams_seed: int, fixed=()) -> RunConfig:
         HmoeError: if there is nothing to search, or if the algorithm cannot train on so few
             domains.
     """
+    from hmoe_repro.algorithms.from_file import restore_algorithm
+    from hmoe_repro.algorithms.hparams import draw_hparams, with_network
+
     if config.algorithm_source:
         cls = restore_algorithm(config.algorithm, config.algorithm_source)
     else:
         cls = get_algorithm(config.algorithm)
-    num_domains = len(DATASETS[config.dataset].domain_names) - len(config.test_domains)
+    num_domains = len(domain_names(config.dataset)) - len(config.test_domains)
     declared = with_network(cls.HPARAMS, config.network)
     every = draw_hparams(
         declared, hparams_seed, config.trial_seed, config.resolution, config.dataset, num_domains
@@ -87,7 +82,7 @@ def _needed(config: RunConfig, rule: str) -> list[RunConfig]:
     config = config.replace(evaluate=":".join(["all", *config.evaluate.split(":")[1:]]))
     if rule == "oracle":
         return [config]
-    domains = DATASETS[config.dataset].domain_names
+    domains = domain_names(config.dataset)
     held_out = config.test_domains[0]
     if len(domains) < 3:
         raise HmoeError(
@@ -129,6 +124,9 @@ def search_configs(
 # %% ../../nbs/06_studies/06_search.ipynb #def-as-guest
 def _with_settings_of_erm(config: RunConfig, cls) -> RunConfig:
     """Return the run of the algorithm `cls` that has the settings of `config`, a run of ERM."""
+    from hmoe_repro.algorithms.from_file import source_hash
+    from hmoe_repro.algorithms.hparams import merge_hparams, with_network
+
     declared = with_network(cls.HPARAMS, config.network)
     shared = {name: value for name, value in config.hparams.items() if name in declared}
     shared["network"] = config.network
@@ -156,6 +154,8 @@ def only_algorithms(configs, names: Sequence[str], among=None) -> list[RunConfig
     Raises:
         HmoeError: for unknown names, and if neither an algorithm nor ERM has a run.
     """
+    from hmoe_repro.algorithms.from_file import algorithm_from_file, is_file_algorithm, source_hash
+
     if among is None:
         among = configs
     chosen = []
@@ -211,21 +211,42 @@ def _text(value) -> str:
     return json.dumps(value, sort_keys=True)
 
 
+def _texts_of_values(values: list) -> list:
+    """Return values as JSON, and NaN for `_ABSENT`. Equal values are converted once if possible."""
+    types = set(map(type, values))
+    comparable = types <= {str, int, bool, float, type(None), type(_ABSENT)}
+    if not comparable or len(types & {int, bool, float}) > 1:  # 1, 1.0 and True are equal
+        return [math.nan if value is _ABSENT else _text(value) for value in values]
+    different = set(values)
+    text_of = {value: _text(value) for value in different - {_ABSENT, 0.0}}
+    text_of[_ABSENT] = math.nan
+    if 0 in different and float not in types:
+        text_of[0] = _text(next(value for value in different if value == 0))
+    return [text_of[value] if value in text_of else _text(value) for value in values]
+
+
+_ABSENT = object()  # value of a name that a dictionary lacks
+
+
 def _texts(
-    dictionaries: pd.Series, only: list[str] | None = None, without: Collection[str] = ()
+    series: pd.Series, only: list[str] | None = None, without: Collection[str] = ()
 ) -> pd.DataFrame:
     """Return dictionaries as rows of JSON texts, with missing values for missing names.
 
     Args:
-        dictionaries: the dictionaries.
+        series: dictionaries.
         only: the names that are kept. None: all.
         without: names that are left out.
     """
-    rows = []
-    for values in dictionaries:
-        names = values.keys() if only is None else only
-        rows.append({name: _text(values[name]) for name in names if name not in without})
-    return pd.DataFrame(rows, dictionaries.index, only, dtype=object)
+    dictionaries = list(series)
+    names = only
+    if names is None:
+        every = dict.fromkeys(itertools.chain(*dictionaries))
+        names = [name for name in every if name not in without]
+    columns = {}
+    for name in names:
+        columns[name] = _texts_of_values([values.get(name, _ABSENT) for values in dictionaries])
+    return pd.DataFrame(columns, series.index, names, dtype=object)
 
 
 def _kinds(table: pd.DataFrame) -> pd.DataFrame:
@@ -242,8 +263,12 @@ def _varied(texts: pd.DataFrame) -> list[str]:
     """List the columns with different values."""
     if not len(texts):
         return []
-    texts = texts.fillna("")
-    return [*texts.columns[texts.ne(texts.iloc[0]).any()]]
+    varied = []
+    for name in texts.columns:
+        values = set(texts[name].tolist())
+        if len({"" if pd.isna(value) else value for value in values}) > 1:
+            varied.append(name)
+    return varied
 
 # %% ../../nbs/06_studies/06_search.ipynb #def-check-kind
 def _check_equal(subject: str, texts: pd.DataFrame):
@@ -259,6 +284,9 @@ def _check_equal(subject: str, texts: pd.DataFrame):
 
 def _groups(texts: pd.DataFrame, keys, sort: bool = False):
     """Return the groups of rows with equal keys, as of `groupby`, or none if no group varies."""
+    texts = texts[_varied(texts)]
+    if not texts.columns.size:
+        return []
     numbers = texts.fillna("").groupby(keys, sort=sort).nunique()
     return texts.groupby(keys, sort=sort) if (numbers > 1).to_numpy().any() else []
 
@@ -294,7 +322,7 @@ def _one_each(table: pd.DataFrame, rule: str = RULES[0]) -> pd.DataFrame:
     `HmoeError` as `_check_kind`.
     """
     _check_kind(table, rule)
-    policies = [parse_evaluate_option(text)[0] for text in table.evaluate]
+    policies = [text.partition(":")[0] for text in table.evaluate]
     full = pd.Series(policies, index=table.index, dtype=object) == "all"
     cell = ["algorithm", "held_out", "trial_seed", "hparams_seed"]
     return pd.concat([table[full], table[~full]]).drop_duplicates(cell)
@@ -339,6 +367,18 @@ def _split_by(table: pd.DataFrame, texts: pd.DataFrame):
     return table.groupby(pd.Series(labels, table.index))
 
 
+def _variants(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the hyper-parameters that differ between runs of one cell of a table, as texts."""
+    texts = _texts(table.hparams)
+    texts = texts[_varied(texts)]
+    if not texts.columns.size:
+        return texts
+    cell = ("algorithm", "held_out", "hparams_seed", "drawn_for")
+    cells = texts.groupby([table[name] for name in cell])
+    varied = (cells.nunique(dropna=False) > 1).groupby("algorithm").any()
+    return texts.where(varied.loc[table.algorithm].set_index(table.index))
+
+
 def split_into_tables(records: list[Record]) -> list[tuple[str, list[Record]]]:
     """Split records into tables, each of runs of one kind with one variant of each algorithm.
 
@@ -349,12 +389,7 @@ def split_into_tables(records: list[Record]) -> list[tuple[str, list[Record]]]:
     tables = []
     for dataset, of_dataset in _run_table(records).groupby("dataset", sort=False):
         for kind, of_kind in _split_by(of_dataset, _kinds(of_dataset)):
-            texts = _texts(of_kind.hparams)
-            cell = ("algorithm", "held_out", "hparams_seed", "drawn_for")
-            cells = texts.groupby([of_kind[name] for name in cell])
-            varied = (cells.nunique(dropna=False) > 1).groupby("algorithm").any()
-            varied_of_run = varied.loc[of_kind.algorithm].set_index(of_kind.index)
-            for variant, part in _split_by(of_kind, texts.where(varied_of_run)):
+            for variant, part in _split_by(of_kind, _variants(of_kind)):
                 settings = ", ".join(text for text in (kind, variant) if text)
                 title = f"{dataset} ({settings})" if settings else dataset
                 tables.append((title, part.record.tolist()))
@@ -499,10 +534,8 @@ def not_held_out(results: pd.DataFrame) -> list[str]:
         A list of one line, or an empty one.
     """
     dataset = results.dataset.iloc[0]
-    if dataset not in DATASETS:
-        return []
     held_out = set(results.test_domain)
-    missing = [domain for domain in DATASETS[dataset].domain_names if domain not in held_out]
+    missing = [domain for domain in domain_names(dataset) if domain not in held_out]
     if not missing:
         return []
     return [

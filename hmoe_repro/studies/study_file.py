@@ -9,10 +9,12 @@ __all__ = ['MAX_TRIAL_SEEDS', 'MAX_RUNS', 'Several', 'GRID_KEYS', 'PROFILES', 'W
 
 # %% ../../nbs/06_studies/01_study_file.ipynb #imports
 import contextlib
+import functools
 import itertools
 import json
 import math
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -645,15 +647,26 @@ def resolve_dataset(text: str, folder: Path) -> str:
     return text if text == TOY else registry.find_dataset(text, str(folder))
 
 
+@functools.cache
+def _listed_domains() -> dict[str, list[str]]:
+    """Return the domains of the library's data sets by `domains.toml`."""
+    return package_toml("domains.toml")
+
+
 def domain_names(dataset: str) -> tuple[str, ...]:
-    """Return the domains of a data set by its registered name.
+    """Return the domains of a data set by its registered name. Unknown data sets have none.
+
+    PyTorch is not imported for the data sets in `domains.toml`.
 
     >>> domain_names("DigitDomains")
     ('negative', 'photo', 'plain', 'sketch')
     """
+    if "hmoe_repro.data.registry" not in sys.modules:  # no data set was registered here
+        if dataset in _listed_domains():
+            return tuple(_listed_domains()[dataset])
     from hmoe_repro.data.registry import DATASETS
 
-    return DATASETS[dataset].domain_names
+    return DATASETS[dataset].domain_names if dataset in DATASETS else ()
 
 # %% ../../nbs/06_studies/01_study_file.ipynb #def-check-choices
 def _check_domains(file: SettingsFile, block: int, runs: RunGrid, dataset: str, name: str):
