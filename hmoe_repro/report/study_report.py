@@ -78,10 +78,8 @@ def _configs(study, store: RunStore) -> tuple[RunConfig, ...]:
     """
     if isinstance(study, Study) or not store.folder.is_dir():
         return study_configs(study)
-    configs, reason = cached_configs(str(study), store)
-    if configs is None:
-        raise reason or HmoeError(f"{study} has no runs.")
-    return configs
+    configs, _ = cached_configs(str(study), store)
+    return study_configs(study) if configs is None else configs
 
 
 def collect_study(

@@ -218,8 +218,9 @@ def _texts_of_values(values: list) -> list:
     if not comparable or len(types & {int, bool, float}) > 1:  # 1, 1.0 and True are equal
         return [math.nan if value is _ABSENT else _text(value) for value in values]
     different = set(values)
-    text_of = {value: _text(value) for value in different - {_ABSENT, 0.0}}
-    text_of[_ABSENT] = math.nan
+    text_of: dict[object, object] = {_ABSENT: math.nan}
+    for value in different - {_ABSENT, 0.0}:
+        text_of[value] = _text(value)
     if 0 in different and float not in types:
         text_of[0] = _text(next(value for value in different if value == 0))
     return [text_of[value] if value in text_of else _text(value) for value in values]
