@@ -274,4 +274,6 @@ def groups_to_train(findings) -> dict[str, str]:
         raise HmoeError(cause, fix="a folder for each class, <class>/<image>.")
     groups = dict(zip(images.file, images.group.astype(str)))
     any_group = next(iter(groups.values()))
-    return groups | dict.fromkeys((file for file, _ in findings.unreadable), any_group)
+    for file, _ in findings.unreadable:
+        groups[file] = any_group
+    return groups
