@@ -179,6 +179,9 @@ class GroupTraining:
     def verdict(self) -> str:
         """The difference in the worst group in a sentence."""
         worst = self.table.iloc[0]
+        if pd.isna(worst.low):
+            same = f"{worst.difference:+.1f} points in each of {plural(int(worst.seeds), 'seed')}"
+            return f"In its worst group, {self.algorithm} minus {BASELINE}: {same}, so no interval."
         span = f"95 % interval {worst.low:+.1f} to {worst.high:+.1f}"
         points = f"{worst.difference:+.1f} points ({span}, {plural(int(worst.seeds), 'seed')})"
         start = f"In its worst group, {self.algorithm} minus {BASELINE}: {points}."
