@@ -11,7 +11,13 @@ from typer.testing import CliRunner
 import hmoe_repro.apps.train_groups as module
 from hmoe_repro.apps.own_images import HELD_OUT
 from hmoe_repro.apps.predict import load
-from hmoe_repro.apps.train_groups import WORST, group_accuracies, group_config, train_groups
+from hmoe_repro.apps.train_groups import (
+    WORST,
+    GroupTraining,
+    group_accuracies,
+    group_config,
+    train_groups,
+)
 from hmoe_repro.cli.app import app
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.training.model import load_model
@@ -66,6 +72,16 @@ def test_accuracies_by_group_are_those_by_hand():
         assert found.difference == pytest.approx(mean)
         assert (found.low, found.high) == pytest.approx((mean - half, mean + half))
         assert found.seeds == 2
+
+
+def test_equal_differences_have_no_interval_and_the_verdict_says_so():
+    images = pd.DataFrame(
+        [row for seed in (0, 1) for name in ("ERM", "New") for row in rows(name, seed, a=(1, 2))]
+    )
+    table = group_accuracies(images, "ERM", "New")
+    verdict = GroupTraining("New", table, "0", "").verdict
+    assert "no interval" in verdict
+    assert "nan" not in verdict
 
 
 def test_groups_are_domains_of_the_algorithm_and_not_of_erm(pictures):

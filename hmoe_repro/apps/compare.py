@@ -516,6 +516,7 @@ def compare(
         store: folder of runs. Finished runs in it are not trained again.
         data_dir: folder of data sets.
         classes: names of all classes of a dictionary of domains. By default labels are 0, 1, ...
+            A text is the option of this name: 'all', 'intersection' or 'union'.
         save_predictions: whether to keep the logits of all images next to each record, for
             `predictions` and `evaluate`.
         options: other fields of `RunOptions`.
@@ -538,6 +539,9 @@ def compare(
     store = store or RunStore()
     options |= {"steps": steps, "network": network, "hparams": hparams or {}, "data_dir": data_dir}
     options.setdefault("checkpoint_frequency", max(1, steps // 10))
+    if isinstance(classes, str):  # an option of the runs, not names
+        options["classes"] = classes
+        classes = None
     name = _registered(data, classes)
     configs = _configs(names, name, test_domains, seeds, options)
     _train(configs, store, jobs, device, data_dir)

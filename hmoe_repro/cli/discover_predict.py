@@ -93,17 +93,35 @@ def _serve(folder: str, output: str | None, open_page: bool, settings: dict):
     correct_groups(folder, output, open_page=open_page, **settings)
 
 
-def _train_on_groups(findings, folder: str, report: Path, algorithm: str, seeds: int, settings):
+def _print_tables(report: Path):
+    """Print the paths of the tables of a report."""
+    from hmoe_repro.apps import discover as app
+    from hmoe_repro.apps import own_images
+
+    print_written(report / app.TABLE_FILE, report / own_images.FINDINGS_FILE)
+
+
+def _say_page(page: Path):
+    """Print the path of the page of a report."""
+    say("the page, to open in a browser:")
+    print(path_from_here(page), flush=True)
+
+
+def _train_on_groups(
+    findings, folder: str, report: Path, algorithm: str | None, seeds: int, settings: dict
+):
     """Train an algorithm on the groups, print the comparison with ERM, and write it.
 
     Args:
         findings: result of `discover`.
         folder: the folder of images.
         report: folder of the report, which gets the table.
-        algorithm: name of the algorithm.
+        algorithm: name of the algorithm, or None to train nothing.
         seeds: number of trial seeds.
         settings: arguments of `discover`.
     """
+    if algorithm is None:
+        return
     from hmoe_repro.analysis.writers import text_table
     from hmoe_repro.apps.train_groups import groups_to_train, train_groups
 
@@ -260,13 +278,10 @@ def discover_command(
     if sort_into:
         own_images.sort_into(findings.images, folder, sort_into, links)
         print_written(sort_into)
-    tables = [report / name for name in (app.TABLE_FILE, own_images.FINDINGS_FILE)]
-    print_written(*tables)
+    _print_tables(report)
     _say_next(app.next_commands(findings, folder, report, given))
-    say("the page, to open in a browser:")
-    print(path_from_here(page), flush=True)
-    if train:
-        _train_on_groups(findings, folder, report, train, seeds, settings)
+    _say_page(page)
+    _train_on_groups(findings, folder, report, train, seeds, settings)
     if serve:
         _serve(folder, output, open_, settings)
 

@@ -104,6 +104,13 @@ def as_input(images: torch.Tensor, device: str | torch.device = "cpu") -> torch.
     x = images.to(device, torch.float32, memory_format=torch.channels_last)
     return x if images.is_floating_point() else x.div_(255)
 
+
+def _as_bytes(images: torch.Tensor) -> torch.Tensor:
+    """Return images of floats in [0, 1] as bytes. Bytes are returned unchanged."""
+    if images.dtype == torch.uint8:
+        return images
+    return (255 * images).round().to(torch.uint8)
+
 # %% ../../nbs/02_data/01_base.ipynb #def-domaindataset
 class DomainDataset(Protocol):
     """Interface of a data set for training and evaluation, for annotations.
@@ -318,10 +325,7 @@ class MultiDomainDataset(Domains):
             HmoeError: for rows of numbers.
         """
         _refuse_rows(self)
-        images = self.images[position][indices]
-        if images.dtype == torch.uint8:
-            return images
-        return (255 * images).round().to(torch.uint8)
+        return _as_bytes(self.images[position][indices])
 
     def with_options(
         self, resolution: int | None = None, options: dict | None = None

@@ -305,18 +305,17 @@ class Trainer:
     def evaluate(self) -> list[str]:
         """Add a checkpoint, and return the modes whose validation accuracy improved."""
         step = self.step - 1
-        algorithm = self.algorithm
         validation = map(self.evaluation.validation_batches, self.domains)
-        _call_if_defined(algorithm, "on_checkpoint", validation)
-        accuracies = self.evaluation.validate(algorithm, step)
+        _call_if_defined(self.algorithm, "on_checkpoint", validation)
+        accuracies = self.evaluation.validate(self.algorithm, step)
         improved = self._note_best(accuracies)
         is_last = self.step == self.config.steps
         for domain, split in self.protocol.parts(self.splits, bool(improved), is_last):
-            measured = self.evaluation.accuracy(algorithm, domain, split)
+            measured = self.evaluation.accuracy(self.algorithm, domain, split)
             accuracies.setdefault(domain, {})[split] = measured
         checkpoint = Checkpoint(step=step, losses=self.losses.take(), accuracies=accuracies)
-        if has_codes(algorithm):
-            checkpoint["codes"] = self.evaluation.codes(algorithm)
+        if has_codes(self.algorithm):
+            checkpoint["codes"] = self.evaluation.codes(self.algorithm)
         self.checkpoints.append(checkpoint)
         return improved
 
