@@ -1320,6 +1320,8 @@ def _confirmation(result: ClaimResult, frames: dict[str, pd.DataFrame]) -> Origi
     origin = origins[0] if len(origins) == 1 else Origin(RETROSPECTIVE)
     if any(one.kind == LOOKED for one in origins):
         origin = Origin(LOOKED)
+    elif origins and all(one.kind == PLANNED for one in origins):
+        origin = Origin(PLANNED, max(one.date for one in origins if one.date))
     again = _part(claim, claim.confirm, frames) if claim.confirm else None
     if again is None or not again.evidence.runs:
         return replace(origin, whole=True)
