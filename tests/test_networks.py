@@ -95,7 +95,7 @@ def test_unknown_names_and_small_images_are_refused():
     with pytest.raises(HmoeError, match="16 pixels"):
         make_encoder("image", (3, 8, 8))
     assert SMALL < set(NETWORKS)
-    assert set(ENCODERS) == {"small", "image", "style"}
+    assert set(ENCODERS) == {"small", "image", "style", "mlp"}
     assert not any(NETWORKS[name].HPARAMS for name in SMALL)
 
 
@@ -538,7 +538,8 @@ FROM_WEIGHTS = {*LARGE, "gmoe_ti16", "gmoe_s16", "gmoe_b16"}  # tested in test_b
 
 @pytest.mark.parametrize("name", [n for n in NETWORKS if "<" not in n and n not in FROM_WEIGHTS])
 def test_every_network_makes_as_many_features_as_it_says(name):
-    network = make_featurizer(name, (3, 32, 32))
-    features = network(torch.rand(4, 3, 32, 32))
+    shape = (3, 1, 1) if name == "mlp" else (3, 32, 32)
+    network = make_featurizer(name, shape)
+    features = network(torch.rand(4, *shape))
     assert features.shape == (4, network.num_features)
     assert features.requires_grad
