@@ -262,7 +262,7 @@ def train_groups(
         runs=list(configs),
     )
 
-# %% ../../nbs/09_apps/17_train_groups.ipynb #def-groups-to-train
+# %% ../../nbs/09_apps/18_train_groups.ipynb #def-groups-to-train
 def groups_to_train(findings) -> dict[str, str]:
     """Return file -> group of all images of `discover`'s findings, for `train_groups`.
 
