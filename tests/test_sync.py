@@ -12,6 +12,7 @@ HAND_WRITTEN = (
     "algorithms.toml",
     "bench.toml",
     "benchmarks.toml",
+    "domains.toml",
     "hmoe.mplstyle",
     "claims.toml",
     "hyperparameters.toml",

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from matplotlib.lines import Line2D
 from scipy import optimize, stats
 
 from .plotting import escape_math
@@ -902,8 +903,6 @@ def forest_limits(rows: pd.DataFrame) -> tuple[float, float]:
 
 def _hue_legend(figure, colour_of: dict):
     """Draw the legend of the colours of a forest below it."""
-    from matplotlib.lines import Line2D
-
     marks = [Line2D([], [], color=colour, marker="o", lw=1.3) for colour in colour_of.values()]
     figure.legend(
         marks, list(colour_of), loc="outside lower center", ncols=len(marks), frameon=False
