@@ -353,7 +353,9 @@ def small_test_notes(frame: pd.DataFrame) -> list[str]:
         A list of one sentence, or an empty one. It has the standard error of a single accuracy of
         50 % on the smallest number.
     """
-    rows = frame[frame.accuracy.notna() & frame.get("test_size", math.nan).notna()]
+    if "test_size" not in frame:
+        return []
+    rows = frame.dropna(subset=["accuracy", "test_size"])
     sizes = rows.groupby("test_domain", sort=False).test_size.min().astype(int)
     few = sizes[sizes < FEW_TEST_IMAGES]
     if not len(few):

@@ -128,8 +128,8 @@ def group_accuracies(images: pd.DataFrame, baseline: str, algorithm: str) -> pd.
     """
     by = ["name", "group", "seed"]
     accuracy = 100 * images.groupby(by, observed=True).correct.mean().unstack()
-    first = accuracy.loc[baseline]
-    second = accuracy.loc[algorithm]
+    first = pd.DataFrame(accuracy.loc[baseline])
+    second = pd.DataFrame(accuracy.loc[algorithm])
     counts = images[images.name == baseline].groupby(["group", "seed"], observed=True).size()
     counts = counts.groupby("group").mean()
     rows = [
