@@ -234,7 +234,6 @@ def discover_command(
 
     Example:
         hmoe discover path/to/my_images --names art,photo --sort-into by_group
-        hmoe discover path/to/my_images --serve --open
         hmoe discover path/to/my_images --groups groups.csv --train GroupDRO
     """
     given = options.given_options(discover_command, locals(), _NOT_REPEATED, paths="labels")
@@ -451,7 +450,6 @@ def embed_command(
 
     Example:
         hmoe embed 4e51f5bfa0ca --output features.npz --picture map.png
-        hmoe embed 4e51f5bfa0ca --compare 78af1d75ee74
         hmoe embed efficientnet_lite0 --dataset path/to/my_images --picture map.png
     """
     import matplotlib.pyplot as plt
