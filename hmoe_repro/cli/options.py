@@ -259,11 +259,7 @@ _PANELS = {  # title -> options, by the names of their parameters
     "Which runs": "profile everything part rule where study fresh",
     "Grouping": "labels no_classes method experts names groups test_domain serve open_",
     "Training": "steps epochs checkpoint_frequency sampler protocol splits precision determinism "
-<<<<<<< HEAD
-    "restarts seed updates start end",
-=======
-    "restarts seed train seeds classes weights",
->>>>>>> h-table
+    "restarts seed train seeds classes weights updates start end",
     "Evaluation": "evaluate measure mode by roles compare count map_method",
     "Files": "output picture overwrite sort_into links skip_unreadable save_predictions tables",
     "This machine": "device jobs workers engine gpus_per_run minutes data_dir domainbed log "
