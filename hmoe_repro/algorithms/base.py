@@ -33,7 +33,7 @@ from hmoe_repro.networks.registry import (
 )
 from ..networks.routing import EXPERT_CHOICES
 from ..networks.search_space import HParam, declared_hparams  # noqa: F401
-from ..networks.small import as_rows, is_row_shape, row_shape
+from ..networks.small import as_sequences, is_row_shape, row_shape
 
 # %% ../../nbs/04_algorithms/03_base.ipynb #def-domain-algorithm
 class DomainAlgorithm(Protocol):
@@ -149,7 +149,7 @@ def _as_input(batch: Minibatch, input_shape: tuple) -> Minibatch:
     """Return a minibatch whose rows (B, F) or (B, T, F) have the form (B, F, T, 1) of images."""
     if not is_row_shape(input_shape) or batch.x.dim() == 4:
         return batch
-    x = as_rows(batch.x).transpose(1, 2)[..., None]
+    x = as_sequences(batch.x).transpose(1, 2)[..., None]
     return Minibatch(x, batch.y, batch.meta, batch.ids)
 
 

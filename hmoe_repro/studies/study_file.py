@@ -164,10 +164,7 @@ class Study:
 
     @property
     def selectable_trials(self) -> int:
-        """Number of trials that model selection chooses from.
-
-        Trials from one start are made to be averaged. They are rows of their own, as a grid's are.
-        """
+        """Number of trials that model selection chooses from. Those of one start are averaged."""
         return 1 if self.one_start else self.trials
 
 # %% ../../nbs/06_studies/01_study_file.ipynb #def-plan
