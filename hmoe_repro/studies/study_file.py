@@ -143,7 +143,7 @@ class RunGrid(_WithSharedOptions):
     in this order.
     """
 
-
+# %% ../../nbs/06_studies/01_study_file.ipynb #def-study
 @dataclass(frozen=True)
 class Study:
     """Named list of runs. Its file and its records in `results/` have the same name."""
