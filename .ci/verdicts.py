@@ -86,11 +86,12 @@ def together(claim, parts):
     strongest = order.sort_values(["late", "size"], kind="stable").drop_duplicates("benchmark")
     counted = parts[parts.low.notna() & ~parts.bad]
     pooled = counted[np.isfinite(counted.freedom.astype(float))]
+    plan = parts.plan.max() if parts.planned.all() else "retrospective"
     if len(counted) == 1:
-        return counted.iloc[0].to_dict() | {"benchmark": "together", "plan": "retrospective"}
+        return counted.iloc[0].to_dict() | {"benchmark": "together", "plan": plan}
     row = strongest.set_index("benchmark", drop=False).loc[parts.benchmark.iloc[0]].to_dict() | {
         "benchmark": "together",
-        "plan": "retrospective",
+        "plan": plan,
     }
     named = " ".join((parts if counted.empty else counted).studies)
     row["studies"] = " ".join(dict.fromkeys(named.split()))

@@ -944,11 +944,12 @@ def test_a_table_of_another_folder_is_refused(place, tmp_path):
         GroupServer(place[0], tmp_path)
 
 
-def test_images_without_a_row_are_left_out(place):
+def test_images_without_a_row_are_new(place):
     Image.new("RGB", (9, 9)).save(place[0] / "new.png")
     with serving(*place) as server:
-        assert "new.png" not in listing(server)["files"]
-        assert len(listing(server)["files"]) == COUNT
+        listed = listing(server)
+        assert [listed["files"][i] for i in listed["new"]] == ["new.png"]
+        assert len(listed["files"]) == COUNT + 1
 
 
 # The end

@@ -47,6 +47,7 @@ def test_every_field_of_the_specification_changes_the_name():
         splits="0123456789ab",
         measure="spectra",
         seed_as="IRM",
+        classes="union",
     )
     for name in set(RunConfig.model_fields) - {"epochs", *changes}:  # an option that is new
         value = getattr(SPEC, name)

@@ -385,6 +385,7 @@ class ImageDataset(ImageFiles):
     """
 
     source_index = None
+    columns = ()  # names of columns of numbers, which images have none of
     # arguments and result of the last call of `with_options`
     _asked: tuple | None = None
     _prepared: "ImageDataset | None" = None

@@ -308,7 +308,8 @@ def differing_selection(record: Record) -> str | None:
         in_domain = in_domain_accuracy(checkpoints, test_domains, in_domain_modes, mode)
     except (HmoeError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         return "selected"
-    if selected != record["selected"] or not selected:
+    has_nothing = not test_domains and not selected  # a final model is validated
+    if selected != record["selected"] or has_nothing:
         return "selected"
     if in_domain != record.get("in_domain", {}):
         return "in_domain"
