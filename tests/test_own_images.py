@@ -308,7 +308,7 @@ def test_the_largest_group_is_shown_first_and_empty_ones_in_a_line(found, place)
     page = Page(template("discover_parts.html").module.panels(groups, names[:1]))
     texts = [text.strip() for text in page.texts if text.strip()]
     assert texts[0].startswith(f"{names[2].capitalize()}: 39 pictures, 98%")
-    assert f"{names[1]}: 1 picture, 2%" in texts
+    assert f"{names[1].capitalize()}: 1 picture, 2%" in texts
     assert "".join(texts).endswith(f"Without any picture: {names[0]}.")
     assert CLASSES[0] + ", predicted" in " ".join(v for n, v in page.attributes if n == "alt")
 

@@ -153,7 +153,7 @@ def draw_experts(folder: Path, store: str = ""):
 
 
 def draw_cues(folder: Path, store: str = ""):
-    """Draw in how many runs the experts follow the hue, for each pair of strengths."""
+    """Draw in how many runs the experts follow either cue, for each pair of strengths."""
     table = numbers.cue_table()
     seconds = list(dict.fromkeys(table["second cue"]))
     size = (2.6 * len(seconds) + 0.9, 2.25)
@@ -161,13 +161,15 @@ def draw_cues(folder: Path, store: str = ""):
     for axis, second in zip(axes[0], seconds):
         part = table[table["second cue"] == second]
         grid = part.pivot(index="hue", columns="strength", values="hue wins").sort_index()
+        other = part.pivot(index="hue", columns="strength", values="second wins").sort_index()
         number = part.pivot(index="hue", columns="strength", values="runs").sort_index()
         image = grid / number
         axis.imshow(image, cmap="Greys", vmin=0, vmax=1.4, origin="lower", aspect="auto")
         for row, hue in enumerate(grid.index):
             for column, strength in enumerate(grid.columns):
-                hits, runs = int(grid.loc[hue, strength]), int(number.loc[hue, strength])
-                axis.text(column, row, f"{hits} of {runs}", ha="center", va="center", fontsize=9)
+                hits = f"{grid.loc[hue, strength]} | {other.loc[hue, strength]}"
+                text = f"{hits} of {number.loc[hue, strength]}"
+                axis.text(column, row, text, ha="center", va="center", fontsize=9)
         axis.set_xticks(range(len(grid.columns)), [f"{value:g}" for value in grid.columns])
         axis.set_yticks(range(len(grid.index)), [f"{value:g}" for value in grid.index])
         axis.set_xlabel(f"strength of the {second}")

@@ -419,6 +419,10 @@ def cue_values() -> dict[str, Value]:
         weakest = part[part.hue == part.hue.min()]
         hits = f"{int(weakest['hue wins'].sum())} of {int(weakest.runs.sum())}"
         values[f"cues/{second}/weakest hue"] = Value(hits, CUES)
+        corner = part.sort_values(["hue", "strength"], ascending=[True, False]).iloc[0]
+        for name, column in (("hue", "hue wins"), ("second", "second wins")):
+            hits = f"{int(corner[column])} of {int(corner.runs)}"
+            values[f"cues/{second}/strongest second/{name}"] = Value(hits, CUES)
     return values
 
 
