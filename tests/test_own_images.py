@@ -310,7 +310,8 @@ def test_the_largest_group_is_shown_first_and_empty_ones_in_a_line(found, place)
     assert texts[0].startswith(f"{names[2].capitalize()}: 39 pictures, 98%")
     assert f"{names[1].capitalize()}: 1 picture, 2%" in texts
     assert "".join(texts).endswith(f"Without any picture: {names[0]}.")
-    assert CLASSES[0] + ", predicted" in " ".join(v for n, v in page.attributes if n == "alt")
+    told = " ".join(value for name, value in page.attributes if name == "alt")
+    assert f"subject {CLASSES[0]} (model: " in told
 
 
 def test_a_table_holds_no_markup_and_its_shades_are_shares_of_a_row():
