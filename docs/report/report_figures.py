@@ -178,6 +178,15 @@ def draw_cues(folder: Path, store: str = ""):
     save(figure, folder, "cues")
 
 
+def save_forest(rows: list[dict], difference: str, folder: Path, name: str):
+    """Draw differences with their intervals, a row each, and save the figure."""
+    figure, axis = plt.subplots(figsize=(WIDTH, 0.17 * len(rows) + 0.65))
+    draw_forest(axis, rows)
+    axis.set_xlabel(f"{difference}, points (grey: within the margin)")
+    scale_legend(axis, rows, loc="lower right")
+    save(figure, folder, name)
+
+
 def draw_payoff(folder: Path, store: str = ""):
     """Draw HMOE-DN minus ERM in all studies that compare the two."""
     keys = ["as ERM, full-scale ColoredMNIST", "discovery pays", "competitive with ERM"]
@@ -185,11 +194,7 @@ def draw_payoff(folder: Path, store: str = ""):
     for row in forest_rows(keys, store):
         if row["label"] not in {other["label"] for other in rows}:
             rows.append(row)
-    figure, axis = plt.subplots(figsize=(WIDTH, 0.17 * len(rows) + 0.65))
-    draw_forest(axis, rows)
-    axis.set_xlabel("HMOE-DN (MIX) minus ERM, points (grey: within the margin)")
-    scale_legend(axis, rows, loc="lower right")
-    save(figure, folder, "payoff")
+    save_forest(rows, "HMOE-DN (MIX) minus ERM", folder, "payoff")
 
 
 def draw_dmg(folder: Path, store: str = ""):
@@ -202,11 +207,7 @@ def draw_dmg(folder: Path, store: str = ""):
     rows = forest_rows(list(titles), store)
     for row in rows:
         row["label"] = f"{titles[row['claim']]}: {row['label']}"
-    figure, axis = plt.subplots(figsize=(WIDTH, 0.17 * len(rows) + 0.65))
-    draw_forest(axis, rows)
-    axis.set_xlabel("DMG minus baseline, points (grey: within the margin)")
-    scale_legend(axis, rows, loc="lower right")
-    save(figure, folder, "dmg")
+    save_forest(rows, "DMG minus baseline", folder, "dmg")
 
 
 def draw_algorithms(folder: Path, store: str = ""):
