@@ -13,6 +13,7 @@ HAND_WRITTEN = (
     "bench.toml",
     "benchmarks.toml",
     "domains.toml",
+    "faults.toml",
     "hmoe.mplstyle",
     "claims.toml",
     "hyperparameters.toml",
