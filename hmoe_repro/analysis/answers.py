@@ -186,6 +186,8 @@ def _qualified(claim: Claim, part: Part) -> str:
     """Return the first word of an answer with its qualification, '' if there is none."""
     rule = claim.rule
     evidence = part.evidence
+    if part.is_replaced:
+        return "Undecided, not confirmed on new seeds"
     if claim.untestable:
         return "Undecided, untestable as put"
     if claim.scale and not _of_profile(part.studies, _FULL_SCALE):
@@ -210,7 +212,7 @@ def _first_words(claim: Claim, part: Part) -> list[str]:
     """Return possible beginnings of an answer, the most informative first."""
     qualified = _qualified(claim, part)
     needs_more = claim.untestable or qualified == "Undecided at this scale"
-    plain = "Undecided" if needs_more else _FIRST_WORDS[part.verdict]
+    plain = "Undecided" if needs_more or part.is_replaced else _FIRST_WORDS[part.verdict]
     return [qualified, plain] if qualified else [plain]
 
 # %% ../../nbs/07_analysis/19_answers.ipynb #def-answer
@@ -239,6 +241,9 @@ class PageAnswer:
 def _evidence_text(part: Part, name: str, interval: str, source: str) -> str:
     """Return the text in brackets: '5 of 32, 95 % CI 5 to 33 %' or '95 % CI 0.4 to 3.5, ...'.
 
+    If test domains differ in a rate, their counts replace the interval, or as many as fit: '7 of
+    40: art 7 of 10, else 0 of 30'.
+
     Args:
         part: the claim on one benchmark.
         name: the name of the interval.
@@ -249,6 +254,9 @@ def _evidence_text(part: Part, name: str, interval: str, source: str) -> str:
     source = f" of {source}" if source else ""
     if evidence.hits is not None:
         percent = f"{evidence.low:.0f} to {evidence.high:.0f} %"
+        counts = evidence.group_text()
+        if counts:
+            return f"{evidence.hits} of {evidence.runs}{source}: {counts}"
         return f"{evidence.hits} of {evidence.runs}{source}, {name} {percent}"
     size = f"{_size_text(evidence)}{source}"
     return f"{name} {interval}, {size}" if interval else f"no interval, {size}"
@@ -318,6 +326,8 @@ def _measured_parts(claim: Claim, wanted, store: str) -> list[Part]:
         studies = tuple(table.get("studies", ()))
         if studies and wanted(studies):
             needed.update(dict.fromkeys(studies))
+    if needed:
+        needed.update(dict.fromkeys(claim.confirm.get("studies", ())))
     frames = _frames(list(needed), store)
     if not frames:
         return []
