@@ -241,9 +241,6 @@ class PageAnswer:
 def _evidence_text(part: Part, name: str, interval: str, source: str) -> str:
     """Return the text in brackets: '5 of 32, 95 % CI 5 to 33 %' or '95 % CI 0.4 to 3.5, ...'.
 
-    If test domains differ in a rate, their counts replace the interval, or as many as fit: '7 of
-    40: art 7 of 10, else 0 of 30'.
-
     Args:
         part: the claim on one benchmark.
         name: the name of the interval.
@@ -254,9 +251,6 @@ def _evidence_text(part: Part, name: str, interval: str, source: str) -> str:
     source = f" of {source}" if source else ""
     if evidence.hits is not None:
         percent = f"{evidence.low:.0f} to {evidence.high:.0f} %"
-        counts = evidence.group_text()
-        if counts:
-            return f"{evidence.hits} of {evidence.runs}{source}: {counts}"
         return f"{evidence.hits} of {evidence.runs}{source}, {name} {percent}"
     size = f"{_size_text(evidence)}{source}"
     return f"{name} {interval}, {size}" if interval else f"no interval, {size}"
@@ -287,8 +281,14 @@ def part_answer(claim: Claim, part: Part, source: str = "") -> PageAnswer:
     finding = claim.finding.format_map(fields)
     directed = bool(finding_fields(claim.finding) & set(_DIRECTIONS))
     interval = _interval_text(ends, decimals, directed) if evidence.measured else ""
-    brackets = _evidence_text(part, name, interval, source)
-    texts = [f"{first}: {finding} ({brackets})." for first in _first_words(claim, part)]
+    brackets = [_evidence_text(part, name, interval, source)]
+    if evidence.groups:  # counts by test domain, if they fit
+        counts = f"{evidence.hits} of {evidence.runs}: {evidence.group_text()}"
+        brackets.insert(0, counts)
+    texts = []
+    for size in brackets:
+        for first in _first_words(claim, part):
+            texts.append(f"{first}: {finding} ({size}).")
     text = next((text for text in texts if len(text.split()) <= ANSWER_WORDS), texts[-1])
     title = f"{finding[:1].upper()}{finding[1:]}"
     if text.startswith("Undecided"):

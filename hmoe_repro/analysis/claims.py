@@ -1119,7 +1119,7 @@ def rate_measure(frame, where: dict, condition: dict, by: str = "") -> Evidence:
     differ = groups if _differ(groups) else {}
     return replace(evidence, hits=hits, runs=len(units), groups=differ)
 
-
+# %% ../../nbs/07_analysis/15_claims.ipynb #def-other-measures
 def equivalence_measure(frame, baseline: str, where: dict) -> Evidence:
     """Measure the difference to a baseline of the algorithm that differs most from it.
 
@@ -1422,7 +1422,7 @@ def _confirmation(result: ClaimResult, again: Part | None) -> Origin:
     before = result.strongest.get(again.benchmark, result).verdict
     return replace(origin, whole=True, again=again, confirmed=again.verdict == before)
 
-
+# %% ../../nbs/07_analysis/15_claims.ipynb #def-judge-claim
 def _further_facts(claim: Claim, parts: tuple, frames: dict[str, pd.DataFrame]) -> list[str]:
     """Return further facts of a claim in sentences, from its only part and from `also`."""
     facts = []
