@@ -791,7 +791,7 @@ def toy_rows(run, arrays: dict) -> pd.DataFrame:
 def _times(seconds: pd.DataFrame, baseline: str) -> pd.Series:
     """Return (algorithm, round) -> time relative to that of `baseline` in the same round."""
     times = seconds.div(seconds[baseline], axis=0).rename_axis("trial_seed")
-    return times.unstack().rename_axis(["algorithm", "trial_seed"])
+    return cast(pd.Series, times.unstack()).rename_axis(["algorithm", "trial_seed"])
 
 
 def _cost_rows(study: str, store: str) -> pd.DataFrame:
@@ -1080,7 +1080,8 @@ def _differ(groups: dict[str, tuple[int, int]], level: float = 0.05) -> bool:
     table = np.array([(hits, runs - hits) for hits, runs in groups.values()])
     if len(table) < 2 or not table.any(axis=0).all():
         return False
-    return stats.chi2_contingency(table).pvalue < level
+    _, p, _, _ = stats.chi2_contingency(table)
+    return p < level
 
 
 def rate_measure(frame, where: dict, condition: dict, by: str = "") -> Evidence:
