@@ -1080,8 +1080,7 @@ def _differ(groups: dict[str, tuple[int, int]], level: float = 0.05) -> bool:
     table = np.array([(hits, runs - hits) for hits, runs in groups.values()])
     if len(table) < 2 or not table.any(axis=0).all():
         return False
-    _, p, _, _ = stats.chi2_contingency(table)
-    return p < level
+    return float(cast(float, stats.chi2_contingency(table)[1])) < level
 
 
 def rate_measure(frame, where: dict, condition: dict, by: str = "") -> Evidence:
