@@ -100,8 +100,9 @@ def mean(frame, where, metric):
 
 def rate(frame, where, condition, by=""):
     rows = chosen(frame, where)
-    met, n = [meets(rows, name, wanted) for name, wanted in condition.items()], len(rows)
-    hits = int(np.logical_and.reduce(met).sum())
+    met = np.logical_and.reduce([meets(rows, name, want) for name, want in condition.items()])
+    one = rows.assign(met=met).groupby(["dataset", "test_domain", "trial_seed"]).met.all()
+    hits, n = int(one.sum()), len(one)  # runs of one split count once
     ends = stats.binomtest(hits, n).proportion_ci(method="exact")
     return 100 * hits / n, 100 * ends.low, 100 * ends.high, math.nan, 0, n, False
 

@@ -75,12 +75,23 @@ def part_of(claim, other):
     what = (claim["key"], on, " ".join(studies), seeds, runs, unit)
     known = (*what, value, low, high, verdict, plan)
     small = "rule" in claim and -margin < low and high < margin
-    facts = {"freedom": freedom, "bad": bad, "small": small, "planned": all(plans)}
+    facts = {"freedom": freedom, "bad": bad, "small": small, "planned": all(plans), "replaced": 0}
     return dict(zip(COLUMNS, known)) | facts
 
 
-def together(claim, parts):
+def with_trial(claim, parts):
+    """A planned trial replaces a part decided by looking that it does not confirm."""
+    trial = part_of(claim, claim["confirm"])
+    for place, part in enumerate(parts):
+        tried = part["plan"] == LOOKED and part["benchmark"] == trial["benchmark"]
+        if tried and part["verdict"] != trial["verdict"]:
+            part["replaced"] = 1
+            parts.insert(place + 1, trial)
+
+
+def together(claim, every):
     """The row over all benchmarks."""
+    parts = every[every.replaced == 0]
     size = parts.seeds.where(parts.seeds > 0, parts.runs)
     order = parts.assign(size=-size, late=~parts.planned)
     strongest = order.sort_values(["late", "size"], kind="stable").drop_duplicates("benchmark")
@@ -89,10 +100,8 @@ def together(claim, parts):
     plan = parts.plan.max() if parts.planned.all() else "retrospective"
     if len(counted) == 1:
         return counted.iloc[0].to_dict() | {"benchmark": "together", "plan": plan}
-    row = strongest.set_index("benchmark", drop=False).loc[parts.benchmark.iloc[0]].to_dict() | {
-        "benchmark": "together",
-        "plan": plan,
-    }
+    row = strongest.set_index("benchmark", drop=False).loc[parts.benchmark.iloc[0]].to_dict()
+    row |= {"benchmark": "together", "plan": plan}
     named = " ".join((parts if counted.empty else counted).studies)
     row["studies"] = " ".join(dict.fromkeys(named.split()))
     verdicts, row["verdict"] = set(strongest.verdict), "inconclusive"
@@ -120,6 +129,8 @@ def rows_of(claim):
             parts.append(part_of(claim, other))
         except (NoRuns, FileNotFoundError):
             continue
+    if "confirm" in claim:
+        with_trial(claim, parts)
     last = parts[0] if len(parts) == 1 else together(claim, pd.DataFrame(parts))
     if LOOKED in [part["plan"] for part in parts]:
         last["plan"] = f"{LOOKED} (not tried)"

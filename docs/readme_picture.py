@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PNG = ROOT / "docs/readme_picture.png"
 BLUE, SAND, GREEN, INK, GREY = "#CFE3F2", "#FBE3C8", "#D5ECDF", "#1f2933", "#5b6770"
 EXPERTS, KMEANS = "#0072B2", "#D55E00"
+MARKS = {"colours": "D", "style": "s", "features": "^"}  # what k-means was run on: its mark
 FONT = {"font.family": "DejaVu Sans", "font.size": 8, "mathtext.fontset": "dejavusans"}
 BENCHMARKS = {  # as in `found_by_experts`: title of the group, its rows in order
     "ColoredMNIST": (
@@ -104,8 +105,9 @@ def draw_found(axis) -> None:
             heights = place + scatter.uniform(-0.24, 0.24, len(own))
             axis.scatter(own.nmi, heights, s=8, color=EXPERTS, alpha=0.4, lw=0)
             axis.plot([own.nmi.mean()] * 2, [place - 0.38, place + 0.38], color=EXPERTS, lw=2.4)
-            other = kmeans[(kmeans.benchmark == benchmark) & (kmeans.row == row)]
-            axis.scatter(other.nmi, [place] * len(other), s=24, marker="D", color=KMEANS, zorder=3)
+            others = kmeans[(kmeans.benchmark == benchmark) & (kmeans.row == row)]
+            for other in others.itertuples():
+                axis.scatter(other.nmi, place, s=20, marker=MARKS[other.on], color=KMEANS, zorder=3)
             place += 1
         place += 0.25
     axis.axvspan(0.9, 1.03, color="#DDEFE5", zorder=0, lw=0)
@@ -126,14 +128,17 @@ def draw_legend(canvas) -> None:
     look = dict(size=10, weight="bold", color=INK, va="center")
     canvas.text(0.02, 0.945, "What HMOE does", **look)
     canvas.text(0.52, 0.945, "Do its experts find the domains?", **look)
+    upper, lower = 0.885, 0.835
     marks = [
-        (0.53, "o", EXPERTS, "a run"),
-        (0.625, "|", EXPERTS, "mean of runs"),
-        (0.795, "D", KMEANS, "k-means on colours"),
+        (0.53, upper, "o", EXPERTS, "a run"),
+        (0.625, upper, "|", EXPERTS, "mean of runs"),
+        (0.53, lower, "D", KMEANS, "k-means on colours"),
+        (0.73, lower, "s", KMEANS, "on style"),
+        (0.845, lower, "^", KMEANS, "on features"),
     ]
-    for x, marker, colour, words in marks:
-        canvas.scatter(x, 0.868, marker=marker, color=colour, s=26, alpha=0.5 if x < 0.6 else 1)
-        canvas.text(x + 0.014, 0.868, words, size=7.5, color=INK, va="center")
+    for x, y, marker, colour, words in marks:
+        canvas.scatter(x, y, marker=marker, color=colour, s=22, alpha=0.5 if marker == "o" else 1)
+        canvas.text(x + 0.014, y, words, size=7.5, color=INK, va="center")
 
 
 def draw(path: Path = PNG) -> None:
@@ -142,7 +147,7 @@ def draw(path: Path = PNG) -> None:
         figure = plt.figure(figsize=(7, 3.3), facecolor="white")
         draw_legend(figure.add_axes((0, 0, 1, 1)))
         draw_method(figure.add_axes((0.01, 0.02, 0.47, 0.88)))
-        draw_found(figure.add_axes((0.675, 0.08, 0.315, 0.75)))
+        draw_found(figure.add_axes((0.675, 0.08, 0.315, 0.72)))
         metadata = {"Software": None, "Keywords": digest()}
         figure.savefig(path, dpi=200, metadata=metadata)
         plt.close(figure)

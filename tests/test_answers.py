@@ -100,8 +100,9 @@ def test_number_interval_size_and_verdict_are_those_of_the_published_table(answe
         whose = (row.claim, row.studies)
         assert np.isclose(evidence.value, row.estimate, rtol=1e-9, atol=1e-12), whose
         assert (evidence.seeds, evidence.runs) == (row.seeds, row.runs), whose
+        verdict = UNDECIDED if answer.part.is_replaced else row.verdict  # by its fresh trial
         if not answer.claim.scale:
-            assert first_word(answer) == FIRST_WORD[row.verdict], whose
+            assert first_word(answer) == FIRST_WORD[verdict], whose
         if math.isnan(row.low):
             assert "no interval" in answer.text, whose
             continue

@@ -339,6 +339,56 @@ def test_a_rate_has_its_exact_interval():
     assert re.findall(r"[ab]|\d", found.more.partition(": ")[2]) == [*"a13b33"]
 
 
+def test_a_rate_counts_runs_of_one_split_once():
+    """Two algorithms of one seed and test domain: both have to meet the condition."""
+    frame = pd.concat([invented("A", 0.0), invented("B", 0.0)], ignore_index=True)
+    score = np.ones(12)
+    score[[0, 7]] = 0  # seed 0 of domain a fails with A, seed 1 of domain a with B
+    found = rate_measure(frame.assign(score=score), {}, {"score": "> 0"})
+    assert (found.hits, found.runs) == (4, 6)
+    assert "12 runs" in found.size
+
+
+def test_counts_by_test_domain_replace_an_interval_if_domains_differ():
+    def of_two(hits_a, hits_b):
+        frame = invented("A", 0.0, seeds=10)
+        score = [n < hits_a for n in range(10)] + [n < hits_b for n in range(10)]
+        frame = frame.assign(score=np.array(score, dtype=float))
+        return rate_measure(frame, A, {"score": "> 0"}, by="test_domain")
+
+    apart = of_two(8, 0)
+    assert apart.text() == "8 of 20 (a 8 of 10, else 0 of 10)"
+    exact = stats.binomtest(8, 20).proportion_ci(method="exact")
+    assert np.allclose((apart.low, apart.high), (100 * exact.low, 100 * exact.high))
+    alike = of_two(5, 3)
+    assert stats.chi2_contingency([[5, 5], [3, 7]]).pvalue > 0.05
+    assert not alike.groups
+    assert re.fullmatch(r"8 of 20 \(\d+ to \d+ %\)", alike.text())
+
+
+def test_experts_follow_art_in_two_seeds(weighed):
+    """HMOE-DN and ND of a seed share a split: four runs are two counts, which leave it open."""
+    result = weighed["unseen is like nearest"]
+    assert (result.evidence.hits, result.evidence.runs) == (2, 2)
+    assert "4 runs" in result.evidence.size
+    assert result.verdict == UNDECIDED
+
+
+def test_the_bar_of_found_domains_is_reachable_or_the_claim_needs_scale(weighed):
+    """HMOE-DL has all labels: if it misses the bar in every run with some held-out domain, so that
+    no setting of the gate could reach it, a rate of found domains needs the paper's scale."""
+    for study, needs in (("quick-payoff", False), ("pacs-linear", True), ("pacs-pacs", True)):
+        found = cells(lines(study), lambda r: r["discovery"]["nmi_domain"] >= 0.9, "HMOE-DL")
+        missed = not found.groupby(level=0).any().all()
+        assert missed == needs, study
+    rates = {
+        key
+        for key, result in weighed.items()
+        if result.claim.arguments.get("condition", {}).get("discovery.nmi_domain")
+    }
+    assert {key for key in rates if weighed[key].claim.scale} == {"experts are domains, PACS"}
+
+
 def test_a_correlation_of_one_has_no_interval():
     """An interval of zero width is none. Below that it is Fisher's, with n - 3 for one domain."""
     frame = invented("A", 0.5, seeds=8)
@@ -668,6 +718,7 @@ def test_a_claim_that_was_decided_by_looking_says_so_until_it_is_confirmed():
     assert mixed.verdict == MIXED  # what was supported there is confirmed there
     tried(mixed, LOOKED, True, SUPPORTED, 3)
     against = on_benchmarks((3, 1), (-2, 1), looked=True, confirm=fresh)
+    assert not any(part.is_replaced for part in against.parts)  # a trial on other data
     said = tried(against, LOOKED, False, CONTRADICTED, -2)
     assert ", not confirmed" in said
     assert "(1): contradicted, -2.0" in said
@@ -678,6 +729,88 @@ def test_a_claim_that_was_decided_by_looking_says_so_until_it_is_confirmed():
     missing = on_benchmarks((3, 1), looked=True, confirm={"studies": ["2"], "on": "D"})
     assert missing.origin.again is None
     assert missing.origin.kind == LOOKED
+
+
+TRIALS = {  # gain and spread of a trial: its verdict
+    CONTRADICTED: (-3, 1),
+    UNDECIDED: (0.5, 3),
+}
+
+
+def tried_again(first, trial, other=None):
+    """A claim that was decided by looking on benchmark 0, and whose fresh trial is on it, too."""
+    gains = [first, trial, *([other] if other else [])]
+    whole = on_benchmarks(*gains)
+    frames = {}
+    for i, (gain, spread) in enumerate(gains):
+        one = on_benchmarks((gain, spread)).claim
+        rows = [invented(name, 0.5, seeds=4, dataset=f"D{i}") for name in ("A", "B")]
+        rows[0]["accuracy"] += (gain + spread * (rows[0].trial_seed - 1.5)) / 100
+        frames[str(i)] = pd.concat(rows).assign(study=str(i))
+        frames[str(i)]["run_id"] += str(i)
+    confirm = {"studies": ["1"], "on": one.on}
+    others = tuple(b for b in whole.claim.benchmarks if b["studies"] != ["1"])
+    claim = dataclasses.replace(whole.claim, looked=True, confirm=confirm, benchmarks=others)
+    return evaluate_claim(claim, frames)
+
+
+def test_a_confirmed_look_counts_with_its_own_number():
+    result = tried_again((3, 1), (2, 1))
+    assert [part.studies for part in result.parts] == [("0",)]
+    assert result.parts[0].origin.confirmed
+    assert result.verdict == SUPPORTED
+    assert np.isclose(result.evidence.value, 3)
+
+
+@pytest.mark.parametrize("verdict", TRIALS)
+def test_a_look_that_its_trial_does_not_confirm_is_no_support(verdict):
+    """The trial speaks for the benchmark, and the row keeps what the first study found."""
+    result = tried_again((3, 1), TRIALS[verdict])
+    assert [part.studies for part in result.parts] == [("0",), ("1",)]
+    first, trial = result.parts
+    assert (first.verdict, first.is_replaced) == (SUPPORTED, True)
+    assert np.isclose(first.evidence.value, 3)
+    assert (trial.verdict, trial.is_replaced) == (verdict, False)
+    assert result.verdict == verdict
+    assert np.isclose(result.evidence.value, TRIALS[verdict][0])
+    assert list(result.strongest.values()) == [trial]
+    assert not result.origin.confirmed
+    assert "not confirmed, so the planned trial counts" in reason(result)
+    table = verdicts_table([result])
+    assert table.verdict.tolist() == [SUPPORTED, verdict, verdict]
+    assert table.studies.tolist() == ["0", "1", "1"]
+
+
+@pytest.mark.parametrize("verdict", TRIALS)
+def test_a_replaced_look_has_no_part_in_the_verdict_of_several_benchmarks(verdict):
+    """Another benchmark supports the claim: with the look it would be supported by both."""
+    both = on_benchmarks((3, 1), (2, 1))
+    assert both.verdict == SUPPORTED
+    result = tried_again((3, 1), TRIALS[verdict], other=(2, 1))
+    assert [part.is_replaced for part in result.parts] == [True, False, False]
+    pooled = pool_evidence([part.evidence for part in result.parts[1:]])
+    assert np.isclose(result.evidence.value, pooled.value)
+    assert result.verdict == (MIXED if verdict == CONTRADICTED else UNDECIDED)
+
+
+def test_a_look_at_a_refuted_claim_is_replaced_as_well():
+    """The rule does not ask which verdict a trial takes away."""
+    result = tried_again((-3, 1), (3, 1))
+    assert result.parts[0].is_replaced
+    assert result.verdict == SUPPORTED
+    undecided = tried_again((0.5, 3), (3, 1))  # nothing was decided by looking
+    assert [part.studies for part in undecided.parts] == [("0",)]
+    assert undecided.verdict == UNDECIDED
+
+
+def test_dmg_against_aggregate_on_digits_is_judged_by_its_trial(weighed):
+    result = weighed["masks beat one network"]
+    replaced = [part.studies for part in result.parts if part.is_replaced]
+    assert replaced == [("quick-dmg",)]
+    assert result.strongest["digits"].studies == ("quick-confirm-masks",)
+    assert result.verdict == MIXED
+    others = [r.claim.key for r in weighed.values() if any(p.is_replaced for p in r.parts)]
+    assert others == ["masks beat one network"]
 
 
 def test_plans_of_studies_that_claims_read_have_the_margin_of_the_rule():

@@ -186,6 +186,8 @@ def _qualified(claim: Claim, part: Part) -> str:
     """Return the first word of an answer with its qualification, '' if there is none."""
     rule = claim.rule
     evidence = part.evidence
+    if part.is_replaced:
+        return "Undecided, not confirmed on new seeds"
     if claim.untestable:
         return "Undecided, untestable as put"
     if claim.scale and not _of_profile(part.studies, _FULL_SCALE):
@@ -210,7 +212,7 @@ def _first_words(claim: Claim, part: Part) -> list[str]:
     """Return possible beginnings of an answer, the most informative first."""
     qualified = _qualified(claim, part)
     needs_more = claim.untestable or qualified == "Undecided at this scale"
-    plain = "Undecided" if needs_more else _FIRST_WORDS[part.verdict]
+    plain = "Undecided" if needs_more or part.is_replaced else _FIRST_WORDS[part.verdict]
     return [qualified, plain] if qualified else [plain]
 
 # %% ../../nbs/07_analysis/19_answers.ipynb #def-answer
@@ -279,8 +281,14 @@ def part_answer(claim: Claim, part: Part, source: str = "") -> PageAnswer:
     finding = claim.finding.format_map(fields)
     directed = bool(finding_fields(claim.finding) & set(_DIRECTIONS))
     interval = _interval_text(ends, decimals, directed) if evidence.measured else ""
-    brackets = _evidence_text(part, name, interval, source)
-    texts = [f"{first}: {finding} ({brackets})." for first in _first_words(claim, part)]
+    brackets = [_evidence_text(part, name, interval, source)]
+    if evidence.groups:  # counts by test domain, if they fit
+        counts = f"{evidence.hits} of {evidence.runs}: {evidence.group_text()}"
+        brackets.insert(0, counts)
+    texts = []
+    for size in brackets:
+        for first in _first_words(claim, part):
+            texts.append(f"{first}: {finding} ({size}).")
     text = next((text for text in texts if len(text.split()) <= ANSWER_WORDS), texts[-1])
     title = f"{finding[:1].upper()}{finding[1:]}"
     if text.startswith("Undecided"):
@@ -318,6 +326,8 @@ def _measured_parts(claim: Claim, wanted, store: str) -> list[Part]:
         studies = tuple(table.get("studies", ()))
         if studies and wanted(studies):
             needed.update(dict.fromkeys(studies))
+    if needed:
+        needed.update(dict.fromkeys(claim.confirm.get("studies", ())))
     frames = _frames(list(needed), store)
     if not frames:
         return []

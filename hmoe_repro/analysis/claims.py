@@ -74,7 +74,7 @@ class Evidence:
         low: lower end of the interval.
         high: upper end of the interval.
         unit: 'points' of accuracy, '% of runs', or a score.
-        runs: number of runs.
+        runs: number of runs. A rate counts runs of one trial seed and test domain once.
         size: the size of the evidence in words.
         hits: the number of runs that meet the condition of a rate. None: no rate.
         more: further facts in words.
@@ -83,6 +83,7 @@ class Evidence:
         seeds: number of trial seeds. A rate has 0.
         level: confidence level of the interval.
         levels: test domain, or data set if there are several -> the value of each side.
+        groups: test domain -> (hits, runs) of a rate whose test domains differ significantly.
     """
 
     value: float = math.nan
@@ -98,6 +99,7 @@ class Evidence:
     seeds: int = 0
     level: float = 0.95
     levels: dict = field(default_factory=dict)
+    groups: dict = field(default_factory=dict)
 
     @property
     def error(self) -> float:
@@ -136,12 +138,25 @@ class Evidence:
             return "–"
         opening, closing = brackets
         if self.hits is not None:
-            interval = f"{self.low:.0f} to {self.high:.0f} %"
+            interval = self.group_text() or f"{self.low:.0f} to {self.high:.0f} %"
             return f"{self.hits} of {self.runs} {opening}{interval}{closing}"
         interval = "no interval"
         if self.measured:
             interval = f"{self.format(self.low)} to {self.format(self.high)}"
         return f"{self.format(self.value)} {self.unit} {opening}{interval}{closing}"
+
+    def group_text(self) -> str:
+        """Return the counts by test domain, which replace the interval if test domains differ.
+
+        >>> groups = {"art": (7, 10), "photo": (0, 10), "sketch": (0, 10)}
+        >>> Evidence(23.3, 10, 42, RUNS, runs=30, hits=7, groups=groups).text()
+        '7 of 30 (art 7 of 10, else 0 of 20)'
+        """
+        texts = [f"{name} {hits} of {runs}" for name, (hits, runs) in self.groups.items() if hits]
+        others = sum(runs for hits, runs in self.groups.values() if not hits)
+        if others:
+            texts.append(f"else 0 of {others}")
+        return ", ".join(texts)
 
     def format(self, number: float) -> str:
         """Return a number as text: points with a sign, and two digits if the interval is narrow."""
@@ -429,8 +444,9 @@ class Origin:
         kind: PLANNED, RETROSPECTIVE, or LOOKED (seeds were added until it was decided).
         date: date of the plan.
         whole: whether this is about the claim on all benchmarks.
-        again: for a whole claim, the part with a fresh trial on new seeds.
-        confirmed: whether this part confirmed the verdict.
+        again: for a whole claim, and for a part that was decided by looking, the fresh trial on
+            new seeds.
+        confirmed: whether the trial repeated the verdict.
     """
 
     kind: str = RETROSPECTIVE
@@ -482,6 +498,17 @@ class Part(NamedTuple):
     verdict: str
     origin: Origin | None
 
+    @property
+    def is_replaced(self) -> bool:
+        """True if a part was decided by looking and its fresh trial did not confirm it.
+
+        The trial then takes its place in the verdict of the claim.
+        """
+        origin = self.origin
+        if origin is None or origin.kind != LOOKED or origin.again is None:
+            return False
+        return not origin.confirmed
+
 
 @dataclass(frozen=True)
 class ClaimResult:
@@ -491,7 +518,7 @@ class ClaimResult:
         claim: the claim.
         evidence: the evidence, pooled over benchmarks if that is possible.
         verdict: one of `VERDICTS`.
-        parts: the claim on each benchmark.
+        parts: the claim on each benchmark. A part that `is_replaced` is followed by its trial.
         origin: when it was fixed. None: there is no study of it.
     """
 
@@ -506,8 +533,9 @@ class ClaimResult:
         """Benchmark -> its strongest part.
 
         A planned study comes before others, then the study with most trial seeds. For a rate, the
-        number of runs counts.
+        number of runs counts. A part that `is_replaced` does not count.
         """
+        counting = [part for part in self.parts if not part.is_replaced]
 
         def order(part: Part) -> tuple[bool, int]:
             size = part.evidence.seeds or part.evidence.runs
@@ -515,8 +543,8 @@ class ClaimResult:
             return not is_planned, -size
 
         strongest = {}
-        for benchmark in dict.fromkeys(part.benchmark for part in self.parts):
-            parts = [part for part in self.parts if part.benchmark == benchmark]
+        for benchmark in dict.fromkeys(part.benchmark for part in counting):
+            parts = [part for part in counting if part.benchmark == benchmark]
             strongest[benchmark] = min(parts, key=order)
         return strongest
 
@@ -760,15 +788,23 @@ def toy_rows(run, arrays: dict) -> pd.DataFrame:
     return frame[["seed", "intervals_found", "majority_found", "mix_best"]]
 
 
+def _times(seconds: pd.DataFrame, baseline: str) -> pd.Series:
+    """Return (algorithm, round) -> time relative to that of `baseline` in the same round."""
+    times = seconds.div(seconds[baseline], axis=0).rename_axis("trial_seed")
+    return cast(pd.Series, times.unstack()).rename_axis(["algorithm", "trial_seed"])
+
+
 def _cost_rows(study: str, store: str) -> pd.DataFrame:
     """Return a benchmark as a frame with `times_erm`, a training step's time relative to ERM's.
 
-    The two times are from the same round, and rounds take the place of trial seeds.
+    `times_twin` is relative to the plain transformer (ERM-ViT), if it was timed. The two times are
+    from the same round, and rounds take the place of trial seeds.
     """
     record = read_benchmark(benchmark_file(study, store))
     seconds = pd.DataFrame(next(iter(record["seconds"].values())))  # of training steps
-    times = seconds.div(seconds["ERM"], axis=0).rename_axis("trial_seed").reset_index()
-    rows = times.melt("trial_seed", var_name="algorithm", value_name="times_erm")
+    rows = _times(seconds, "ERM").rename("times_erm").reset_index()
+    if "ERM-ViT" in seconds:
+        rows["times_twin"] = _times(seconds, "ERM-ViT").to_numpy()
     return rows.assign(
         study=study,
         status="complete",
@@ -1039,31 +1075,51 @@ def mean_measure(frame, where: dict, metric: str) -> Evidence:
     return replace(_as_evidence(interval, rows, unit, more), levels=levels)
 
 # %% ../../nbs/07_analysis/15_claims.ipynb #def-rate-measures
+def _differ(groups: dict[str, tuple[int, int]], level: float = 0.05) -> bool:
+    """Return whether rates of groups, name -> (hits, runs), differ by a chi-squared test."""
+    table = np.array([(hits, runs - hits) for hits, runs in groups.values()])
+    if len(table) < 2 or not table.any(axis=0).all():
+        return False
+    return float(cast(float, stats.chi2_contingency(table)[1])) < level
+
+
 def rate_measure(frame, where: dict, condition: dict, by: str = "") -> Evidence:
     """Measure the percentage of runs that meet a condition, with its exact interval (`rate`).
+
+    Runs of one data set, test domain and trial seed share a split. They count once, and meet the
+    condition if all of them do.
 
     Args:
         frame: a frame of `claim_frame`.
         where: conditions of all rows, as in `rows_where`.
         condition: column -> wanted (`meets`) for the rows that count as hits.
-        by: a column to break the counts down by, or ''.
+        by: a column to break the counts down by, or ''. If the counts differ significantly (a
+            chi-squared test at 5 %), the evidence has `groups`.
     """
     rows = rows_where(frame, where)
     each = [meets(rows, name, wanted) for name, wanted in condition.items()]
     met = pd.concat(each, axis=1).all(axis=1)
-    hits = int(met.sum())
-    value, low, high = rate(hits, len(rows))
+    columns = ["dataset", "test_domain", "trial_seed"]
+    if by and by not in columns:
+        columns.append(by)
+    units = rows.assign(met=met).groupby(columns, dropna=False).met.all()
+    hits = int(units.sum())
+    value, low, high = rate(hits, len(units))
     interval = Interval(
         mean=100 * value, low=100 * low, high=100 * high, p=math.nan, freedom=0, seeds=0, pairs=0
     )
     more = ""
+    groups = {}
     if by:
-        groups = met.groupby(rows[by], sort=True)
-        counts = ", ".join(f"{name} {part.sum()} of {len(part)}" for name, part in groups)
+        for name, part in units.groupby(level=by, sort=True):
+            groups[name] = (int(part.sum()), len(part))
+        counts = ", ".join(f"{name} {n} of {total}" for name, (n, total) in groups.items())
         more = f"By test domain: {counts}."
-    return replace(_as_evidence(interval, rows, RUNS, more), hits=hits)
+    evidence = _as_evidence(interval, rows, RUNS, more)
+    differ = groups if _differ(groups) else {}
+    return replace(evidence, hits=hits, runs=len(units), groups=differ)
 
-
+# %% ../../nbs/07_analysis/15_claims.ipynb #def-other-measures
 def equivalence_measure(frame, baseline: str, where: dict) -> Evidence:
     """Measure the difference to a baseline of the algorithm that differs most from it.
 
@@ -1290,8 +1346,38 @@ def _part(claim: Claim, changes: dict, frames: dict[str, pd.DataFrame]) -> Part:
 
 
 def _counted(parts: tuple[Part, ...]) -> list[Part]:
-    """Return the parts that count for the joint verdict: with an interval and no problem."""
-    return [part for part in parts if part.evidence.measured and not part.evidence.problem]
+    """Return the parts that count for the joint verdict.
+
+    They have an interval and no problem, and no trial has replaced them.
+    """
+    counted = []
+    for part in parts:
+        evidence = part.evidence
+        if evidence.measured and not evidence.problem and not part.is_replaced:
+            counted.append(part)
+    return counted
+
+
+def _with_trial(parts: tuple[Part, ...], again: Part | None) -> tuple[Part, ...]:
+    """Return the parts of a claim with the outcome of a fresh trial of one of them.
+
+    A part on the trial's benchmark that was decided by looking gets the trial in its origin. If the
+    trial has another verdict, it also follows as a part of its own, and replaces the first one
+    (`Part.is_replaced`).
+    """
+    if again is None:
+        return parts
+    listed = []
+    for part in parts:
+        origin = part.origin
+        if part.benchmark != again.benchmark or origin is None or origin.kind != LOOKED:
+            listed.append(part)
+            continue
+        confirmed = again.verdict == part.verdict
+        listed.append(part._replace(origin=replace(origin, again=again, confirmed=confirmed)))
+        if not confirmed:
+            listed.append(again)
+    return tuple(listed)
 
 
 def _joint_verdict(rule: Rule, result: ClaimResult, pooled: Evidence | None) -> str:
@@ -1310,25 +1396,33 @@ def _joint_verdict(rule: Rule, result: ClaimResult, pooled: Evidence | None) -> 
     return rule.judge(pooled) if pooled else UNDECIDED
 
 
-def _confirmation(result: ClaimResult, frames: dict[str, pd.DataFrame]) -> Origin:
+def _fresh_trial(claim: Claim, frames: dict[str, pd.DataFrame]) -> Part | None:
+    """Return the planned trial of a claim on new seeds, None if there is none with runs."""
+    again = _part(claim, claim.confirm, frames) if claim.confirm else None
+    return again if again is not None and again.evidence.runs else None
+
+
+def _confirmation(result: ClaimResult, again: Part | None) -> Origin:
     """Return when a claim was fixed, over all its parts, and the outcome of a fresh trial.
 
     The trial on new seeds confirms the claim if it repeats the verdict on the same benchmark.
+
+    Args:
+        result: the claim by its first studies.
+        again: the trial, or None.
     """
-    claim = result.claim
     origins = [part.origin for part in result.parts if part.origin is not None]
     origin = origins[0] if len(origins) == 1 else Origin(RETROSPECTIVE)
     if any(one.kind == LOOKED for one in origins):
         origin = Origin(LOOKED)
     elif origins and all(one.kind == PLANNED for one in origins):
         origin = Origin(PLANNED, max(one.date for one in origins if one.date))
-    again = _part(claim, claim.confirm, frames) if claim.confirm else None
-    if again is None or not again.evidence.runs:
+    if again is None:
         return replace(origin, whole=True)
     before = result.strongest.get(again.benchmark, result).verdict
     return replace(origin, whole=True, again=again, confirmed=again.verdict == before)
 
-
+# %% ../../nbs/07_analysis/15_claims.ipynb #def-judge-claim
 def _further_facts(claim: Claim, parts: tuple, frames: dict[str, pd.DataFrame]) -> list[str]:
     """Return further facts of a claim in sentences, from its only part and from `also`."""
     facts = []
@@ -1350,6 +1444,16 @@ def _shown_evidence(result: ClaimResult) -> Evidence:
     return next(iter(result.strongest.values())).evidence
 
 
+def _judged(claim: Claim, parts: tuple[Part, ...]) -> ClaimResult:
+    """Return a claim with its verdict over all parts, by its rule alone."""
+    pooled = pool_evidence([part.evidence for part in parts if not part.is_replaced])
+    result = ClaimResult(claim, parts[0].evidence, parts[0].verdict, parts)
+    result = replace(result, evidence=pooled or _shown_evidence(result))
+    if claim.rule and len(parts) > 1:
+        result = replace(result, verdict=_joint_verdict(claim.rule, result, pooled))
+    return result
+
+
 def evaluate_claim(claim: Claim, frames: dict[str, pd.DataFrame]) -> ClaimResult:
     """Evaluate a claim on each benchmark and together.
 
@@ -1364,12 +1468,9 @@ def evaluate_claim(claim: Claim, frames: dict[str, pd.DataFrame]) -> ClaimResult
         return ClaimResult(claim, Evidence(problem="no study of it"), UNDECIDED)
     tried = [_part(claim, changes, frames) for changes in ({}, *claim.benchmarks)]
     parts = tuple(part for part in tried if part.evidence.runs) or tuple(tried[:1])
-    pooled = pool_evidence([part.evidence for part in parts])
-    result = ClaimResult(claim, parts[0].evidence, parts[0].verdict, parts)
-    result = replace(result, evidence=pooled or _shown_evidence(result))
-    if claim.rule and len(parts) > 1:
-        result = replace(result, verdict=_joint_verdict(claim.rule, result, pooled))
-    origin = _confirmation(result, frames)
+    again = _fresh_trial(claim, frames)
+    origin = _confirmation(_judged(claim, parts), again)
+    result = _judged(claim, _with_trial(parts, again))
     more = _joined(_further_facts(claim, parts, frames))
     if claim.scale:
         result = replace(result, verdict=NEEDS_SCALE)
@@ -1432,6 +1533,8 @@ def part_text(part: Part, rule: Rule | None) -> str:
         verdict += ", too small to matter here"
     size = plural(evidence.seeds, "seed") if evidence.seeds else plural(evidence.runs, "run")
     problem = f", {evidence.problem}" if evidence.problem else ""
+    if part.is_replaced:
+        problem += ", not confirmed, so the planned trial counts in its place"
     studies = ", ".join(part.studies)
     number = f"{evidence.text()}{_equivalence_text(evidence, rule)}"
     return f"{part.benchmark}: {verdict}, {number}, {size} ({studies}){problem}"

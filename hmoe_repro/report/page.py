@@ -23,7 +23,7 @@ import pandas as pd
 from ..algorithms import get_algorithm
 from ..analysis import published, tables
 from ..analysis.answers import PageAnswer, page_answer
-from ..analysis.claims import NEEDS_SCALE, UNTESTABLE
+from ..analysis.claims import NEEDS_SCALE, UNDECIDED, UNTESTABLE
 from ..analysis.plotting import save_figure
 from ..analysis.protocol_diff import error_words, protocol_diff, setting_diff
 from ..analysis.results import available_results, results, runs, study_file
@@ -583,6 +583,8 @@ def _shown_verdict(own: PageAnswer) -> str:
     """Return the verdict of an answer, or the reason why it is undecided."""
     if own.claim.untestable:
         return UNTESTABLE
+    if own.part.is_replaced:
+        return UNDECIDED
     if own.claim.scale and own.text.startswith("Undecided"):
         return NEEDS_SCALE
     return own.part.verdict

@@ -28,6 +28,8 @@ from hmoe_repro.analysis.claims import (
     SUPPORTED,
     UNDECIDED,
     UNTESTABLE,
+    claim_frames,
+    evaluate_claim,
     read_claims,
 )
 from ..analysis.experts import CHOICE_PARTS, choice_rows
@@ -142,9 +144,14 @@ def _rendered_facts(pages: tuple[str, ...]) -> dict[tuple[str, str], dict]:
 
 
 def _paper_datasets(pages: tuple[str, ...]) -> set[str]:
-    """Return the data sets of the studies behind `pages` in the papers' protocol."""
+    """Return the data sets of the papers behind `pages`.
+
+    They are those of the studies in the papers' protocol. A page without such a study has them in
+    `pages.toml`.
+    """
     names = set()
     for page in pages:
+        names.update(_PAGES["paper_data"].get(page, ()))
         artefact = ARTEFACTS.get(page)
         if artefact is None or "paper" not in artefact.profiles:
             continue
@@ -289,6 +296,17 @@ def _closest_claim(pages: tuple[str, ...]) -> dict:
     return {}
 
 
+def _all_benchmarks(key: str) -> tuple[str, str]:
+    """Return the numbers of a claim on all its benchmarks in words, and its joint verdict."""
+    [claim] = [claim for claim in read_claims() if claim.key == key]
+    result = evaluate_claim(claim, claim_frames([claim]))
+    words = package_toml("claims.toml")["words"]
+    numbers = []
+    for part in result.parts:
+        numbers.append(f"{part.evidence.text()} on {words.get(part.benchmark, part.benchmark)}")
+    return "; ".join(numbers), result.verdict
+
+
 def scorecard() -> list[Score]:
     """Return the scorecard, a row for each figure and table of the papers."""
     claims = {claim.key: claim for claim in read_claims()}
@@ -302,6 +320,9 @@ def scorecard() -> list[Score]:
             claim = claims.get(facts.get("claim", ""))
             said, number = _SAID.get(artefact, (shows, ""))
             ours = facts.get("estimate", "")
+            verdict = facts.get("claim_verdict", "")
+            if claim and claim.page.startswith("bench/"):  # each machine counts
+                ours, verdict = _all_benchmarks(claim.key)
             full_in = FULL_ELSEWHERE.get(facts.get("artefact", ""), "paper")
             is_full = full_in == facts.get("profile")
             if claim and claim.measure == "contrast" and ours[:1].isdigit():
@@ -314,7 +335,7 @@ def scorecard() -> list[Score]:
                 paper_number=claim.paper_number if claim else number,
                 ours=ours,
                 status=status,
-                verdict=facts.get("claim_verdict", ""),
+                verdict=verdict,
                 reason=UNDERTRAINED if facts.get("answer", "").startswith(answer) else "",
                 links=links,
             )
@@ -396,29 +417,40 @@ def found_by_experts() -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)[["benchmark", "row", "nmi"]]
 
 
-def found_by_kmeans() -> pd.DataFrame:
-    """Return the agreement of k-means on colour and contrast of images with domains.
+_KMEANS_ON = {"statistics": "colours", "style": "style", "features": "features"}
 
-    Nothing is trained for it.
+
+def found_by_kmeans() -> pd.DataFrame:
+    """Return the agreement with domains of k-means, for which nothing is trained.
+
+    On PACS, k-means was run on colour and contrast of images, on the style of the first stages of
+    the network, and on its features. Both come from frozen stages. On the digits it was run on
+    colour and contrast.
 
     Returns:
-        Columns benchmark, row (the held-out domain) and nmi, the mean over runs.
+        Columns benchmark, row (the held-out domain), on ('colours', 'style' or 'features') and nmi,
+        the mean over runs.
     """
+    recorded = {"digits": ("quick-restarts", ["statistics"]), "PACS": ("pacs-restarts", _KMEANS_ON)}
     parts = []
-    for benchmark, study in (("digits", "quick-restarts"), ("PACS", "pacs-restarts")):
+    for benchmark, (study, inputs) in recorded.items():
         rows = _runs_of(study, "algorithm == 'ERM'")
-        nmi = rows["clusters.statistics.nmi_domain"].astype(float)
-        means = nmi.groupby(rows.test_domain).mean()
-        parts.append(pd.DataFrame({"benchmark": benchmark, "row": means.index, "nmi": means}))
-    return pd.concat(parts, ignore_index=True)
+        for given in inputs:
+            nmi = rows[f"clusters.{given}.nmi_domain"].astype(float)
+            means = nmi.groupby(rows.test_domain).mean()
+            part = pd.DataFrame({"row": means.index, "nmi": means})
+            parts.append(part.assign(benchmark=benchmark, on=_KMEANS_ON[given]))
+    return pd.concat(parts, ignore_index=True)[["benchmark", "row", "on", "nmi"]]
 
 # %% ../../nbs/08_report/05_readme.ipynb #def-accuracy-gain
 def _accuracy_on_pacs() -> str:
-    """Describe the difference of HMOE-DN (MIX) and ERM on frozen features of PACS.
+    """Describe the difference of HMOE-DN (MIX) and ERM in the planned study on PACS.
 
     The interval is Student's t over seeds, of means over all test domains.
     """
-    pairs = paired_values(results("pacs-linear"), ("HMOE-DN", "mix"), "ERM")
+    frame = results("pacs-payoff")
+    without_labels = (frame.algorithm == "ERM") | (frame["hparams.lambda_d"] == 0.0)
+    pairs = paired_values(frame[without_labels], ("HMOE-DN", "mix"), "ERM")
     gain = mean_interval(pairs.mean(axis=1).to_frame("all test domains"))
     seeds = f"{gain.seeds} seeds"
     if gain.low <= 0 <= gain.high:
@@ -438,33 +470,63 @@ def _gain_in_the_paper() -> float:
     return float(gains.mean())
 
 # %% ../../nbs/08_report/05_readme.ipynb #def-does-it-work
-def _found_in_other_styles() -> str:
-    """Describe how many runs have experts that found the domains of DigitStyles."""
-    nmi = runs(results("quick-styles"))["discovery.nmi_domain"].astype(float)
-    return f"{(nmi >= MIN_NMI).sum()} of {len(nmi)}"
+def _count_found(nmi: pd.Series) -> str:
+    """Return how many runs found the domains: '35 of 40'."""
+    return f"{(nmi.astype(float) >= MIN_NMI).sum()} of {len(nmi)}"
+
+
+def _nmi_in_digits(study: str) -> pd.Series:
+    """Return the NMI of experts and domains of HMOE-DN in the default setting for digits."""
+    rows = with_omitted_defaults(_runs_of(study, "algorithm == 'HMOE-DN'"))
+    for option in ("code_norm", "d2v_small_norm"):
+        rows = rows[rows[f"hparams.{option}"] == "none"]
+    return rows["discovery.nmi_domain"]
+
+
+def _found_in_pacs(agreement: pd.DataFrame) -> str:
+    """Return the counts of PACS by held-out domain: '14 of 20 runs with art held out, ...'."""
+    rows = agreement[agreement.benchmark == "PACS"]
+    found = rows.nmi >= MIN_NMI
+    texts = []
+    for domain in rows.row[found].unique():
+        name = domain.partition("_")[0]
+        texts.append(f"{_count_found(rows.nmi[rows.row == domain])} runs with {name} held out")
+    others = rows[~rows.row.isin(rows.row[found])]
+    return ", ".join([*texts, f"0 of {len(others)} otherwise"] if len(others) else texts)
+
+
+def _kmeans_on_pacs() -> str:
+    """Return the NMI with the domains of PACS, of k-means on features and of HMOE-DN's experts.
+
+    Both are means over the runs of equal seed and held-out domain.
+    """
+    rows = _runs_of("pacs-restarts", "restart == 0")
+    features = rows["clusters.features.nmi_domain"].where(rows.algorithm == "ERM")
+    own = rows["discovery.nmi_domain"].where(rows.algorithm == "HMOE-DN")
+    cells = [rows.trial_seed, rows.test_domain]
+    pairs = pd.DataFrame({"kmeans": features, "own": own}).astype(float).groupby(cells).mean()
+    means = pairs.dropna().mean()
+    return f"NMI {means.kmeans:.2f} against {means.own:.2f}"
 
 
 def does_it_work() -> str:
     """Return three lines of Markdown that answer whether HMOE works."""
     agreement = found_by_experts()
-    found = agreement[agreement.nmi >= MIN_NMI]
-    counts = {}
-    for benchmark, subset in agreement.groupby("benchmark"):
-        counts[benchmark] = f"{(subset.nmi >= MIN_NMI).sum()} of {len(subset)}"
-    colours = agreement[agreement.row == "colour"].nmi
-    domains = found[found.benchmark == "PACS"].row.unique()
-    held_out = ""
-    if len(domains) == 1:
-        held_out = f", always with {domains[0].partition('_')[0]} held out"
+    digits = _count_found(agreement.nmi[agreement.benchmark == "digits"])
+    colours = _count_found(agreement.nmi[agreement.row == "colour"])
+    default = _count_found(_nmi_in_digits("quick-discovery"))
+    other_styles = _count_found(_nmi_in_digits("quick-styles"))
     gain = round(_gain_in_the_paper(), 1) + 0.0  # no -0.0
     lines = [
         "**HMOE groups images by visible style.** On full-scale ColoredMNIST its experts divide "
-        f"the images by colour in {(colours >= MIN_NMI).sum()} of {len(colours)} runs.",
-        "**Style is only sometimes the domain.** Experts match the domains in "
-        f"{counts['PACS']} runs on PACS{held_out}. On digit styles it is {counts['digits']} (tuned "
-        f"with true domains) and {_found_in_other_styles()} (untuned).",
-        "**We find no gain in accuracy over ERM.** On frozen PACS features HMOE-DN is "
-        f"{_accuracy_on_pacs()}. In the HMOE paper's Table 1 its average gain is {gain:.1f}.",
+        f"the images by colour in {colours} runs. On PACS, k-means on the same frozen network "
+        f"finds the styles better ({_kmeans_on_pacs()}).",
+        "**Style is only sometimes the domain.** Experts match the domains of PACS in "
+        f"{_found_in_pacs(agreement)}. On digits they do in {default} runs (default) or {digits} "
+        f"(tuned), on other digit styles in {other_styles} (default).",
+        "**We find no gain in accuracy over ERM.** In a planned study on frozen PACS features "
+        f"HMOE-DN (MIX) is {_accuracy_on_pacs()}. In the HMOE paper's Table 1 the average gain of "
+        f"this mode is {gain:.1f}.",
     ]
     return "\n".join(f"- {line}" for line in lines)
 
