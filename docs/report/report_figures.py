@@ -197,7 +197,6 @@ def draw_cues(folder: Path, store: str = ""):
         axis.set_xlabel(label)
         axis.set_ylabel("between the hues (degrees)")
         axis.grid(visible=False)
-    figure.tight_layout()
     save(figure, folder, "cues")
 
 
@@ -353,7 +352,8 @@ def draw_images(folder: Path, store: str = ""):
     """Draw images of the domains of the embedded data, a row of images for each domain."""
     groups = examples(count=4)
     height = max(len(rows) for _, rows in groups)
-    figure, axes = plt.subplots(height, len(groups), figsize=(WIDTH, 0.36 * height + 0.25))
+    size = (WIDTH, 0.36 * height + 0.25)
+    figure, axes = plt.subplots(height, len(groups), figsize=size, layout="none")
     for column, (title, rows) in enumerate(groups):
         axes[0, column].set_title(title, fontsize=9, loc="left")
         for line in range(height):
@@ -365,7 +365,8 @@ def draw_images(folder: Path, store: str = ""):
             axis.imshow(image, interpolation="nearest")
             axis.text(-0.03, 0.5, domain, transform=axis.transAxes, ha="right", va="center",
                       fontsize=8)  # fmt: skip
-    figure.subplots_adjust(left=0.1, right=0.995, top=0.9, bottom=0.01, wspace=0.45, hspace=0.08)
+    spaces = {"left": 0.08, "right": 0.995, "top": 0.9, "bottom": 0.01}
+    figure.subplots_adjust(**spaces, wspace=0.5, hspace=0.08)
     save(figure, folder, "images")
 
 

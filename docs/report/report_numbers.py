@@ -130,6 +130,8 @@ def ends_text(evidence: judged.Evidence) -> str:
     if not evidence.measured:
         return "no interval"
     if evidence.hits is not None:
+        if getattr(evidence, "groups", {}):  # test domains differ: counts by domain
+            return evidence.group_text().replace("_painting", "")
         return f"{evidence.low:.0f} to {evidence.high:.0f} %"
     return minus(f"{evidence.format(evidence.low)} to {evidence.format(evidence.high)}")
 
@@ -233,6 +235,8 @@ def answer_row(claim: judged.Claim, part: judged.Part) -> dict:
     """Return the row of a claim on one benchmark: verdict, number with interval, data, study."""
     evidence = part.evidence
     word, finding = split_answer(part_answer(claim, part).text)
+    if getattr(part, "is_replaced", False):
+        word = f"{word}; its trial counts"
     number = f"{number_text(evidence)} ({ends_text(evidence)})"
     return {
         "word": word,
@@ -613,7 +617,8 @@ def contrast_grid(claim: judged.Claim, studies: tuple[str, ...], store: str = ""
         studies: the studies of one of its benchmarks, or of its fresh trial.
         store: folder of records.
     """
-    [changes] = [table for table in claim.tables if tuple(table.get("studies", ())) == studies]
+    tables = [*claim.tables, claim.confirm]
+    [changes] = [table for table in tables if tuple(table.get("studies", ())) == studies]
     arguments = claim.arguments | changes
     parts = [planned_rows(study, store) for study in studies]
     frame = pd.concat(parts, ignore_index=True).drop_duplicates(["run_id", "mode"])
