@@ -69,6 +69,7 @@ def all_values(store: str = "") -> dict[str, Value]:
     """Return every value that the prose may quote."""
     values = numbers.collect(store) | report_findings.collect(store)
     values["deviations/all"] = report_tables.deviations_count()
+    values |= report_tables.fault_values(store)
     return values | phrase_values(values)
 
 

@@ -223,7 +223,7 @@ def draw_payoff(folder: Path, store: str = ""):
         study = row["label"].partition(" ")[0]
         if study not in known and row["label"] not in {other["label"] for other in others}:
             others.append(row)
-    height = 0.42 * len(main) + 0.17 * len(others) + 1.0
+    height = 0.34 * len(main) + 0.15 * len(others) + 0.8
     figure, axis = plt.subplots(figsize=(WIDTH, height))
     axis.axvspan(-1, 1, color="#E8E8E8", zorder=0, linewidth=0)
     axis.axvline(0, color=DARK, linewidth=0.8, zorder=1)
@@ -239,8 +239,8 @@ def draw_payoff(folder: Path, store: str = ""):
         place -= 0.75
     border = place + 0.2
     axis.axhline(border, color="#888888", linewidth=0.8)
-    axis.text(PAYOFF_FRAME[1] - 0.1, border - 0.15, "other studies, MIX, not counted above",
-              ha="right", va="top", fontsize=8, color="#555555")  # fmt: skip
+    axis.text(PAYOFF_FRAME[1] - 0.1, border + 0.12, "below: other studies, MIX, not counted above",
+              ha="right", va="bottom", fontsize=8, color="#555555")  # fmt: skip
     place -= 0.6
     for row in others:
         draw_mark(axis, place, row, "o", "#777777")

@@ -365,6 +365,18 @@ def faults_table(store: str = "") -> list[list[str]]:
     return rows
 
 
+def fault_values(store: str = "") -> dict[str, Value]:
+    """Return how many of the faults that an option repeats have a measured effect."""
+    effects = [row[-1] for row in faults_table(store)]
+    measured = sum(effect[:1] in "+−0" for effect in effects)
+    waiting = effects.count("not measured")
+    source = f"results/{numbers.RELEASED}.jsonl, docs/report/faults.toml"
+    return {
+        "faults/measured": Value(str(measured), source),
+        "faults/with option": Value(str(measured + waiting), source),
+    }
+
+
 def answers_table(store: str = "") -> dict[str, list[dict]]:
     """Return the answers to each claim, a row for each benchmark and study."""
     return numbers.claim_parts(store)
