@@ -129,7 +129,7 @@ def draw_legend(canvas) -> None:
     marks = [
         (0.53, "o", EXPERTS, "a run"),
         (0.625, "|", EXPERTS, "mean of runs"),
-        (0.795, "D", KMEANS, "best k-means"),
+        (0.795, "D", KMEANS, "k-means on colours"),
     ]
     for x, marker, colour, words in marks:
         canvas.scatter(x, 0.868, marker=marker, color=colour, s=26, alpha=0.5 if x < 0.6 else 1)

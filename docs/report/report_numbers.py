@@ -618,7 +618,7 @@ def contrast_grid(claim: judged.Claim, studies: tuple[str, ...], store: str = ""
         store: folder of records.
     """
     tables = [*claim.tables, claim.confirm]
-    [changes] = [table for table in tables if tuple(table.get("studies", ())) == studies]
+    changes = next(table for table in tables if tuple(table.get("studies", ())) == studies)
     arguments = claim.arguments | changes
     parts = [planned_rows(study, store) for study in studies]
     frame = pd.concat(parts, ignore_index=True).drop_duplicates(["run_id", "mode"])
