@@ -146,7 +146,9 @@ def draw_experts(folder: Path, store: str = ""):
             axis.plot(mean, position, color=DARK, markerfacecolor="white", **bound)
         best = np.nanmax([row[kind] for kind in findings.KMEANS] + [-1])
         if best >= 0:
-            axis.plot(best, position, "x", color=ORANGE, markersize=6, markeredgewidth=1.8, zorder=5)
+            axis.plot(
+                best, position, "x", color=ORANGE, markersize=6, markeredgewidth=1.8, zorder=5
+            )
         axis.text(1.03, position, f"{row['found']} of {row['runs']}", va="center", fontsize=8)
     names = [f"{row['setting'].label}: {row['setting'].note}" for row in rows]
     axis.set_yticks(positions, names)

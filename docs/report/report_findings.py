@@ -56,13 +56,14 @@ SETTINGS = (
     Setting("ColoredMNIST", "full scale, colour", (("paper-colored", DN),), None, "", "colour"),
     Setting("ColoredMNIST", "full scale, domain", (("paper-colored", DN),), ("paper-colored", DL)),
     Setting(
-        "RotatedMNIST",
-        "small images, 701 updates",
-        (("mnist-rotated", DN),),
-        ("mnist-rotated", DL),
+        "RotatedMNIST", "small images, 701 updates", (("mnist-rotated", DN),), ("mnist-rotated", DL)
     ),
     Setting(
-        "PACS", "last stages trained, 150 updates", (("pacs-pacs", DN),), ("pacs-pacs", DL), "pacs-pacs"
+        "PACS",
+        "last stages trained, 150 updates",
+        (("pacs-pacs", DN),),
+        ("pacs-pacs", DL),
+        "pacs-pacs",
     ),
     Setting("PACS", "frozen, 300 updates", PACS_FROZEN, ("pacs-linear", DL), "pacs-restarts"),
     Setting(
@@ -102,12 +103,7 @@ SETTINGS = (
         None,
     ),
     Setting("DigitStyles", "default, 701 updates", (("quick-styles", DN),), None),
-    Setting(
-        "DigitStyles",
-        "instance norm, 1,401 updates",
-        (("quick-styles-norm", DN),),
-        None,
-    ),
+    Setting("DigitStyles", "instance norm, 1,401 updates", (("quick-styles-norm", DN),), None),
 )
 KMEANS = ("features", "style", "statistics")  # weakest last: features, their style, colour
 KMEANS_WORDS = {
@@ -383,7 +379,7 @@ MASK_STUDIES = ("quick-dmg", "quick-confirm-masks", "pacs-dmg", "pacs-linear", "
 
 
 def mask_values(store: str = "") -> dict[str, Value]:
-    """Return DMG minus Aggregate on unseen domains in each study, and whether a trial repeats it."""
+    """Return DMG minus Aggregate on unseen domains in each study, and if the trial repeats it."""
     values = {}
     lows = {}
     for study in MASK_STUDIES:
@@ -469,8 +465,6 @@ def accuracy_values(store: str = "") -> dict[str, Value]:
             values[f"accuracy/{study}/{algorithm}"] = Value(f"{mean:.0f}", source)
         domains = ", ".join(sorted(frame.test_domain.unique())).replace("_painting", "")
         values[f"accuracy/{study}/domains"] = Value(domains, source)
-        classes = {"pacs-gmoe": "PACS", "pacs-dmg": "PACS"}[study]
-        values[f"accuracy/{study}/data"] = Value(classes, source)
     return values
 
 

@@ -655,8 +655,9 @@ def three_analyses(store: str = "") -> list[dict]:
 
     Returns:
         Rows with claim, study, and (estimate, low, high) of each analysis: `t` (Student's t, as
-        everywhere in the report), `seeds` (Student's t over seed means, however few), `iqm` (interquartile mean, stratified bootstrap) and `rank`
-        (Hodges-Lehmann on seed means, exact signed-rank test). NaN: the analysis needs more seeds.
+        everywhere in the report), `seeds` (Student's t over seed means, however few), `iqm`
+        (interquartile mean, stratified bootstrap) and `rank` (Hodges-Lehmann on seed means, exact
+        signed-rank test). NaN: the analysis needs more seeds.
     """
     rows = []
     for result in claim_results(store):
@@ -734,12 +735,14 @@ def released_effect(fault: dict, store: str = "") -> str:
         return "not measured"
     frame = results(RELEASED, store)
     frame = frame[(frame.algorithm == fault["algorithm"]) & frame.accuracy.notna()]
-    column = option if option in frame else f"hparams.{option}"
+    column = f"hparams.{option}"
     if column not in frame:
         return "not measured"
+    values = frame[column]
+    sides = (values == fault["released"], (values == fault["corrected"]) | values.isna())
     grids = []
-    for side in ("released", "corrected"):
-        rows = frame[frame[column] == fault[side]]
+    for side in sides:  # a run without the option is corrected
+        rows = frame[side]
         if rows.empty:
             return "not measured"
         grids.append(value_grid(rows[rows["mode"] == rows["mode"].iloc[0]]))

@@ -5,7 +5,6 @@ import re
 import tomllib
 from collections import Counter
 
-import pandas as pd
 import report_findings as findings
 import report_numbers as numbers
 from report_numbers import ROOT, Value, minus, thousands
@@ -212,7 +211,7 @@ def full_table(store: str = "") -> list[list[str]]:
 
 
 def payoff_table(store: str = "") -> list[list[str]]:
-    """Return HMOE minus ERM at equal updates in each inference mode, with the NMI of its experts."""
+    """Return HMOE minus ERM at equal updates in each inference mode, and the NMI of experts."""
     rows = []
     for row in findings.comparison_rows(store):
         comparison = row["comparison"]
