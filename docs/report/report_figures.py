@@ -239,6 +239,7 @@ def draw_payoff(folder: Path, store: str = ""):
             draw_mark(axis, place, row[mode], marker, DARK)
             place -= 0.65
         place -= 0.75
+    place -= 0.5
     border = place + 0.2
     axis.axhline(border, color="#888888", linewidth=0.8)
     axis.text(PAYOFF_FRAME[1] - 0.1, border + 0.12, "below: other studies, MIX, not counted above",
@@ -368,7 +369,7 @@ def draw_images(folder: Path, store: str = ""):
             axis.text(-0.03, 0.5, domain, transform=axis.transAxes, ha="right", va="center",
                       fontsize=8)  # fmt: skip
     spaces = {"left": 0.08, "right": 0.995, "top": 0.9, "bottom": 0.01}
-    figure.subplots_adjust(**spaces, wspace=0.5, hspace=0.08)
+    figure.subplots_adjust(**spaces, wspace=0.62, hspace=0.08)
     save(figure, folder, "images")
 
 
