@@ -369,7 +369,7 @@ def fault_values(store: str = "") -> dict[str, Value]:
     effects = [row[-1] for row in faults_table(store)]
     measured = sum(effect[:1] in "+−0" for effect in effects)
     waiting = effects.count("not measured")
-    source = f"results/{numbers.RELEASED}.jsonl, docs/report/faults.toml"
+    source = f"{numbers.values_source(numbers.RELEASED)}, docs/report/faults.toml"
     return {
         "faults/measured": Value(str(measured), source),
         "faults/with option": Value(str(measured + waiting), source),
