@@ -5,17 +5,21 @@ import json
 import math
 import re
 import sys
+import tomllib
 
 import numpy as np
+import pandas as pd
 import pytest
 from notebooks import ROOT
 from scipy import stats
 
 from hmoe_repro.analysis.claims import read_claims
+from hmoe_repro.studies.study_file import read_study
 
 REPORT = ROOT / "docs" / "report"
 sys.path.append(str(REPORT))
 import build_report as build  # noqa: E402
+import report_findings as findings  # noqa: E402
 import report_numbers as numbers  # noqa: E402
 import report_tables  # noqa: E402
 
@@ -67,7 +71,7 @@ def test_no_number_is_typed_in_the_prose(name):
 )
 def test_a_typed_number_is_noticed(sentence):
     text = (REPORT / "report.typ").read_text(encoding="utf-8")
-    assert typed_numbers(text.replace("*ARM.*", f"*ARM.* {sentence}"))
+    assert typed_numbers(text.replace("*The toy.*", f"*The toy.* {sentence}"))
 
 
 @pytest.mark.parametrize("name", PROSE)
@@ -123,6 +127,13 @@ PARTS = ("full", "discovery", "cue", "algorithm", "cost", "absent", "scorecard",
 @pytest.mark.parametrize("part", PARTS)
 def test_values_are_recomputed_from_the_records(part):
     compute = getattr(numbers, f"{part}_values")
+    for name, value in compute().items():
+        assert VALUES[name] == {"text": value.text, "source": value.source}, name
+
+
+@pytest.mark.parametrize("part", ["finding_discovery", "comparison", "mask", "toy", "paper"])
+def test_findings_are_recomputed_from_the_records(part):
+    compute = getattr(findings, f"{part}_values")
     for name, value in compute().items():
         assert VALUES[name] == {"text": value.text, "source": value.source}, name
 
@@ -199,8 +210,8 @@ def test_abstract_and_lay_summary_have_their_lengths():
     abstract = build.filled("abstract.typ", values)
     summary = build.filled("summary.typ", values)
     assert "#" not in abstract + summary
-    assert 140 <= len(abstract.split()) <= 160
-    assert 50 <= len(summary.split()) <= 65
+    assert 120 <= len(abstract.split()) <= 150
+    assert 40 <= len(summary.split()) <= 60
 
 
 def test_the_pdfs_were_built_from_these_sources():
@@ -235,6 +246,80 @@ def test_signed_rank_interval_inverts_the_exact_test(n):
     step = 1e-6
     assert p_value(low + step) > 0.05 >= p_value(low - step)
     assert p_value(high - step) > 0.05 >= p_value(high + step)
+
+
+def test_seed_interval_is_students_t_over_seed_means():
+    grid = pd.DataFrame({"art": [1.0, 3.0, 5.0], "photo": [3.0, 3.0, 3.0]})
+    mean, low, high = numbers.seed_interval(grid)
+    assert mean == 3
+    half = stats.t.isf(0.025, 2) * 1 / math.sqrt(3)  # seed means 2, 3 and 4
+    assert (low, high) == pytest.approx((3 - half, 3 + half))
+    assert math.isnan(numbers.seed_interval(grid.iloc[:1])[1])
+
+
+FAULTS = tomllib.loads((REPORT / "faults.toml").read_text(encoding="utf-8"))["faults"]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=[fault["where"] for fault in FAULTS])
+def test_a_fault_has_runs_of_both_kinds_or_a_reason(fault):
+    if "option" not in fault:
+        assert fault["effect"]
+        return
+    kinds = set()
+    for block in read_study(numbers.RELEASED).runs:
+        if fault["algorithm"] in block.algorithms:
+            for variant in block.variants:
+                kinds.add(variant.get(fault["option"], fault["corrected"]))
+    assert kinds == {fault["released"], fault["corrected"]}
+
+
+def released_rows() -> pd.DataFrame:
+    """Runs of an algorithm with and without an option: released is 2 and 4 points higher."""
+    rows = []
+    for tau, gains in ((1.0, (0.02, 0.04)), (0.5, (0.0, 0.0))):
+        for seed, gain in enumerate(gains):
+            for domain in ("photo", "sketch"):
+                row = {"algorithm": "SANDMask", "trial_seed": seed, "test_domain": domain}
+                row |= {"dataset": "DigitDomains", "status": "complete"}
+                rows.append(row | {"accuracy": 0.5 + gain, "mode": "default", "hparams.tau": tau})
+    return pd.DataFrame(rows)
+
+
+def test_a_released_effect_is_released_minus_corrected(monkeypatch):
+    fault = {"algorithm": "SANDMask", "option": "tau", "released": 1.0, "corrected": 0.5}
+    monkeypatch.setattr(numbers, "has_study", lambda study, store="": False)
+    assert numbers.released_effect(fault) == "not measured"
+    monkeypatch.setattr(numbers, "has_study", lambda study, store="": True)
+    monkeypatch.setattr(numbers, "results", lambda study, store="": released_rows())
+    assert numbers.released_effect(fault).startswith("+3.0 (")
+    swapped = fault | {"released": 0.5, "corrected": 1.0}
+    assert numbers.released_effect(swapped).startswith("−3.0 (")
+    assert numbers.released_effect(fault | {"released": 0.9}) == "not measured"
+    assert numbers.released_effect({"effect": "no option"}) == "no option"
+
+
+def test_domains_found_on_pacs_are_counted_by_held_out_domain():
+    counts = {True: [0, 0], False: [0, 0]}
+    for study in ("pacs-linear", "pacs-restarts"):
+        for line in (ROOT / "results" / f"{study}.jsonl").read_text("utf-8").splitlines():
+            record = json.loads(line)
+            config = record["config"]
+            if config["algorithm"] != "HMOE-DN" or config.get("restart"):
+                continue
+            count = counts[config["test_domains"] == ["art_painting"]]
+            count[0] += record["discovery"]["nmi_domain"] >= 0.9
+            count[1] += 1
+    assert VALUES["held out/art"]["text"] == "{} of {}".format(*counts[True])
+    assert VALUES["held out/others"]["text"] == "{} of {}".format(*counts[False])
+
+
+def test_the_main_comparisons_are_counted_by_their_intervals():
+    rows = [row for row in findings.comparison_rows() if row["comparison"].main]
+    assert VALUES["compare/main"]["text"] == str(len(rows))
+    for mode in findings.MODES:
+        below = sum(row[mode]["high"] < 0 for row in rows)
+        assert VALUES[f"compare/{mode}/below"]["text"] == str(below)
+        assert all(row[mode]["low"] < row[mode]["mean"] < row[mode]["high"] for row in rows)
 
 
 @pytest.mark.slow

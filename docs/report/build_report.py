@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import report_figures
+import report_findings
 import report_numbers as numbers
 import report_tables
 from report_numbers import HERE, ROOT, Value
@@ -29,6 +30,8 @@ SOURCES = (
     "summary.typ",
     "phrases.toml",
     "faults.toml",
+    "paper_table4.toml",
+    "references.bib",
 )
 OUTPUTS = ("report", "slides")
 FIELDS = {"yes": "supported", "no": "contradicted"}  # verdict -> its phrase; else 'undecided'
@@ -54,7 +57,8 @@ def passages_to_reread(values: dict[str, Value]) -> list[str]:
     lines = []
     for passage in passages:
         claim = f"{passage['claim']}/{passage['study']}"
-        verdict = values[f"{claim}/verdict"].text
+        known = values.get(f"{claim}/verdict")
+        verdict = known.text if known else "not judged on this study"
         if verdict != passage["verdict"]:
             change = f"written for {passage['verdict']!r}, the records say {verdict!r}"
             lines.append(f"read again: {passage['passage']} ({claim}: {change})")
@@ -63,8 +67,9 @@ def passages_to_reread(values: dict[str, Value]) -> list[str]:
 
 def all_values(store: str = "") -> dict[str, Value]:
     """Return every value that the prose may quote."""
-    values = numbers.collect(store)
+    values = numbers.collect(store) | report_findings.collect(store)
     values["deviations/all"] = report_tables.deviations_count()
+    values |= report_tables.fault_values(store)
     return values | phrase_values(values)
 
 

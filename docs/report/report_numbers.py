@@ -8,6 +8,7 @@ the next build, without any change to the prose.
 import json
 import math
 import re
+import tomllib
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from scipy import stats
 
 import hmoe_repro as hm
 from hmoe_repro.analysis import claims as judged
@@ -88,6 +90,9 @@ FIRST_WORDS = {
 }
 
 
+DECIDED = (judged.SUPPORTED, judged.CONTRADICTED)
+
+
 @cache
 def claim_frames(store: str = "") -> dict[str, pd.DataFrame]:
     """Return study -> its frame, for all studies that claims read and that a store has."""
@@ -125,6 +130,8 @@ def ends_text(evidence: judged.Evidence) -> str:
     if not evidence.measured:
         return "no interval"
     if evidence.hits is not None:
+        if getattr(evidence, "groups", {}):  # test domains differ: counts by domain
+            return evidence.group_text().replace("_painting", "")
         return f"{evidence.low:.0f} to {evidence.high:.0f} %"
     return minus(f"{evidence.format(evidence.low)} to {evidence.format(evidence.high)}")
 
@@ -217,19 +224,29 @@ def claim_parts(store: str = "") -> dict[str, list[dict]]:
         for part in result.parts:
             if math.isnan(part.evidence.value):
                 continue
-            word, finding = split_answer(part_answer(result.claim, part).text)
-            rows.append(
-                {
-                    "word": word,
-                    "finding": finding[:1].upper() + finding[1:],
-                    "scale": scale_of(part.studies[0]),
-                    "studies": list(part.studies),
-                }
-            )
+            rows.append(answer_row(result.claim, part))
         if len(rows) > 1:
             rows.append(pooled_answer(result))
         answers[result.claim.key] = rows
     return answers
+
+
+def answer_row(claim: judged.Claim, part: judged.Part) -> dict:
+    """Return the row of a claim on one benchmark: verdict, number with interval, data, study."""
+    evidence = part.evidence
+    word, finding = split_answer(part_answer(claim, part).text)
+    if getattr(part, "is_replaced", False):
+        word = f"{word}; its trial counts"
+    number = f"{number_text(evidence)} ({ends_text(evidence)})"
+    return {
+        "word": word,
+        "finding": finding[:1].upper() + finding[1:],
+        "number": number if evidence.measured else f"{number_text(evidence)}, no interval",
+        "data": part.benchmark,
+        "seeds": str(evidence.seeds or "–"),
+        "scale": scale_of(part.studies[0]),
+        "studies": list(part.studies),
+    }
 
 
 def pooled_answer(result: judged.ClaimResult) -> dict:
@@ -237,14 +254,16 @@ def pooled_answer(result: judged.ClaimResult) -> dict:
 
     It has the verdict, and the pooled number if there are three studies or more.
     """
-    finding = "Together"
+    finding = "together"
     if result.evidence.hits is None and len(result.parts) > 2:  # two leave one degree of freedom
-        pooled = f"{number_text(result.evidence)} ({ends_text(result.evidence)})"
-        finding = f"Together: {pooled}, random effects"
+        finding = f"{number_text(result.evidence)} ({ends_text(result.evidence)})"
     studies = sorted({study for part in result.parts for study in part.studies})
     return {
         "word": FIRST_WORDS[result.verdict],
         "finding": finding,
+        "number": finding,
+        "data": "all together",
+        "seeds": "",
         "scale": "",
         "studies": [f"{len(result.parts)} studies", *studies],
     }
@@ -253,6 +272,21 @@ def pooled_answer(result: judged.ClaimResult) -> dict:
 # Full protocol
 
 FULL_COLORED = ("paper-colored", "paper-colored-baselines")
+FULL_DOMAINS = ("+90%", "+80%", "-90%")
+
+
+@cache
+def paper_domains() -> dict[tuple[str, str], dict[str, float]]:
+    """Return (algorithm, mode) -> test domain -> the accuracy in HMOE's Table 4, in %."""
+    table = paper_numbers(artefact="HMOE Table 4")
+    quoted = {}
+    for key, rows in table.groupby(["algorithm", "mode"]):
+        quoted[key] = rows.set_index("test_domain").value.to_dict()
+    with open(HERE / "paper_table4.toml", "rb") as file:
+        baselines = tomllib.load(file)["accuracy"]
+    for algorithm, accuracies in baselines.items():
+        quoted[algorithm, "default"] = dict(zip(FULL_DOMAINS, accuracies, strict=True))
+    return quoted
 
 
 @cache
@@ -278,6 +312,7 @@ def full_rows(store: str = "") -> list[dict]:
             row |= {"average": interval.mean, "low": interval.low, "high": interval.high}
             row |= {"seeds": interval.seeds, "domains": grid.shape[1]}
             row["paper"] = float(quoted.get((algorithm, mode), math.nan))
+            row["paper domains"] = paper_domains().get((algorithm, mode), {})
             rows.append(row)
     return rows
 
@@ -297,6 +332,7 @@ def full_values(store: str = "") -> dict[str, Value]:
     values["full/inside"] = Value(str(len(inside)), source)
     values["full/outside"] = Value(", ".join(outside) or "none", source)
     values["full/largest gap of HMOE"] = Value(f"{apart:.1f}", source)
+    values |= full_domain_values(with_paper, source)
     for row in complete:
         name = f"full/{row['algorithm']}/{row['mode']}"
         values[f"{name}/average"] = Value(f"{row['average']:.1f}", source)
@@ -317,10 +353,41 @@ def full_values(store: str = "") -> dict[str, Value]:
     values["full/planned runs"] = Value(f"{quoted['planned']}", "study_files/paper-colored*.toml")
     trained = sum(len(runs(results(study, store))) for study in FULL_COLORED)
     values["full/trained runs"] = Value(f"{trained}", source)
+    share = 100 * trained / quoted["planned"]
+    values["full/share of runs"] = Value(f"{share:.0f}", source)
     values["full/baselines"] = Value(str(full_baselines(rows)), source)
     values["full/planned baselines"] = Value(
         str(quoted["baselines"]), values_source(FULL_COLORED[1])
     )
+    return values
+
+
+def full_domain_values(rows: list[dict], source: str) -> dict[str, Value]:
+    """Count the accuracies by test domain that are within the margin of HMOE's Table 4."""
+    margin = margin_of("points")
+    far = []
+    cells = 0
+    for row in rows:
+        for domain, quoted in row["paper domains"].items():
+            cells += 1
+            gap = row[domain] - quoted
+            if abs(gap) > margin:
+                far.append(f"{row['algorithm']} on {domain} by {abs(gap):.1f}")
+    arm = next(row for row in rows if row["algorithm"] == "ARM")
+    values = {
+        "full/models": Value(str(len({row["algorithm"] for row in rows})), source),
+        "full/cells": Value(str(cells), source),
+        "full/cells within": Value(str(cells - len(far)), source),
+        "full/cells far": Value(minus(", ".join(far)) or "none", source),
+    }
+    for domain in FULL_DOMAINS:
+        values[f"full/ARM/{domain}"] = Value(f"{arm[domain]:.1f}", source)
+        quoted = arm["paper domains"][domain]
+        values[f"full/ARM/paper {domain}"] = Value(f"{quoted:.1f}", "paper_table4.toml")
+    own = paper_domains()
+    for algorithm, mode in (("HMOE-DN", "mix"), ("ERM", "default")):
+        quoted = own[algorithm, mode]["-90%"]
+        values[f"full/{algorithm}/paper -90%"] = Value(f"{quoted:.1f}", "paper_table4.toml")
     return values
 
 
@@ -550,7 +617,8 @@ def contrast_grid(claim: judged.Claim, studies: tuple[str, ...], store: str = ""
         studies: the studies of one of its benchmarks, or of its fresh trial.
         store: folder of records.
     """
-    [changes] = [table for table in claim.tables if tuple(table.get("studies", ())) == studies]
+    tables = [*claim.tables, claim.confirm]
+    changes = next(table for table in tables if tuple(table.get("studies", ())) == studies)
     arguments = claim.arguments | changes
     parts = [planned_rows(study, store) for study in studies]
     frame = pd.concat(parts, ignore_index=True).drop_duplicates(["run_id", "mode"])
@@ -572,14 +640,24 @@ def planned_rows(study: str, store: str = "") -> pd.DataFrame:
     return frame if plan is None else frame[frame.trial_seed.isin(plan.seeds)]
 
 
+def seed_interval(grid: pd.DataFrame) -> tuple[float, float, float]:
+    """Return the mean and the 95 % interval of Student's t over seed means, however few."""
+    means = grid.dropna().mean(axis=1)
+    if len(means) < 2:
+        return float(means.mean()), math.nan, math.nan
+    low, high = stats.t.interval(0.95, len(means) - 1, means.mean(), stats.sem(means))
+    return float(means.mean()), float(low), float(high)
+
+
 @cache
 def three_analyses(store: str = "") -> list[dict]:
     """Analyse the main contrasts in three ways.
 
     Returns:
-        Rows with claim, study, seeds, and (estimate, low, high) of each analysis: `t` (Student's
-        t, as everywhere in the report), `iqm` (interquartile mean, stratified bootstrap) and `rank`
-        (Hodges-Lehmann on seed means, exact signed-rank test). NaN: the analysis needs more seeds.
+        Rows with claim, study, and (estimate, low, high) of each analysis: `t` (Student's t, as
+        everywhere in the report), `seeds` (Student's t over seed means, however few), `iqm`
+        (interquartile mean, stratified bootstrap) and `rank` (Hodges-Lehmann on seed means, exact
+        signed-rank test). NaN: the analysis needs more seeds.
     """
     rows = []
     for result in claim_results(store):
@@ -596,6 +674,7 @@ def three_analyses(store: str = "") -> list[dict]:
                     "claim": result.claim,
                     "part": part,
                     "t": (interval.mean, interval.low, interval.high),
+                    "seeds": seed_interval(grid),
                     "iqm": interquartile_mean(grid),
                     "rank": signed_rank_interval(complete.mean(axis=1).to_numpy()),
                 }
@@ -619,7 +698,7 @@ def analysis_values(store: str = "") -> dict[str, Value]:
     different = []
     compared = 0
     for row in rows:
-        signs = [sign_of(*row[name][1:]) for name in ("t", "iqm", "rank")]
+        signs = [sign_of(*row[name][1:]) for name in ("t", "seeds", "iqm", "rank")]
         signs = [sign for sign in signs if sign]
         compared += len(signs) > 1
         if len(set(signs)) > 1:
@@ -637,26 +716,41 @@ def analysis_values(store: str = "") -> dict[str, Value]:
 # Released code
 
 
-@cache
-def released_effect(algorithm: str, store: str = "") -> str:
-    """Return the effect of a released fault on accuracy, if a study has both kinds of runs.
+RELEASED = "quick-released"  # each algorithm with and without the released behaviour
 
-    A run with `domainbed_compat` repeats the released code. The effect is the released code minus
-    ours at equal trial seed and test domain.
+
+def released_effect(fault: dict, store: str = "") -> str:
+    """Return the effect of a fault on accuracy: released minus corrected, in points.
+
+    Args:
+        fault: a row of `faults.toml`. `option` is the setting that repeats the released behaviour,
+            with its values `released` and `corrected`. A fault without an option has a text in
+            `effect`.
+        store: folder of records.
     """
-    for study in all_studies(store):
-        if algorithm not in study.released:
-            continue
-        frame = results(study.name, store)
-        frame = frame[(frame.algorithm == algorithm) & frame.accuracy.notna()]
-        sides = [value_grid(frame[frame.domainbed_compat == kind]) for kind in (True, False)]
-        grid = 100 * (sides[0] - sides[1]).dropna(how="all").dropna(how="all", axis=1)
-        if grid.empty:
-            continue
-        interval = mean_interval(grid)
-        ends = f"{interval.mean:+.1f} points ({interval.low:+.1f} to {interval.high:+.1f})"
-        return f"{minus(ends)}, {study.name}"
-    return "not measured"
+    option = fault.get("option")
+    if not option:
+        return fault["effect"]
+    if not has_study(RELEASED, store):
+        return "not measured"
+    frame = results(RELEASED, store)
+    frame = frame[(frame.algorithm == fault["algorithm"]) & frame.accuracy.notna()]
+    column = f"hparams.{option}"
+    if column not in frame:
+        return "not measured"
+    values = frame[column]
+    sides = (values == fault["released"], (values == fault["corrected"]) | values.isna())
+    grids = []
+    for side in sides:  # a run without the option is corrected
+        rows = frame[side]
+        if rows.empty:
+            return "not measured"
+        grids.append(value_grid(rows[rows["mode"] == rows["mode"].iloc[0]]))
+    grid = 100 * (grids[0] - grids[1]).dropna(how="all").dropna(how="all", axis=1)
+    if grid.empty:
+        return "not measured"
+    interval = mean_interval(grid)
+    return minus(f"{interval.mean:+.1f} ({interval.low:+.1f} to {interval.high:+.1f})")
 
 
 # Runs and their cost
@@ -678,7 +772,6 @@ class StudyFacts:
         gpu_hours: hours of training on a GPU.
         gpu_runs: number of runs on a GPU.
         commits: commits of the code, the most frequent first.
-        released: algorithms with a run of the released code (`domainbed_compat`).
         digest: SHA-256 of the file.
         finished: when its last run finished.
     """
@@ -694,7 +787,6 @@ class StudyFacts:
     gpu_hours: float
     gpu_runs: int
     commits: tuple[str, ...]
-    released: frozenset[str]
     digest: str
     finished: str
 
@@ -733,7 +825,6 @@ def study_facts(name: str, store: str = "") -> StudyFacts:
         cpu_hours=hours["cpu"],
         gpu_hours=hours["cuda"],
         gpu_runs=gpu_runs,
-        released=frozenset(c["algorithm"] for c in configs if c.get("domainbed_compat")),
         commits=tuple(commit for commit, _ in commits.most_common()),
         digest=digests(folder).get(f"{name}.jsonl", ""),
         finished=max((record["finished"] or "" for record in records), default=""),
@@ -883,6 +974,11 @@ def verdict_counts(store: str = "") -> dict[str, Value]:
         looked += result.claim.looked
     again = [result for result in found if result.origin and result.origin.again]
     confirmed = [result for result in again if result.origin.confirmed]
+    decided = [one for one in again if one.origin.again.verdict in DECIDED]
+    replicated = [one for one in decided if one.origin.confirmed]
+    values["claims/decided again"] = Value(str(len(decided)), source)
+    values["claims/replicated"] = Value(str(len(replicated)), source)
+    values["claims/undecided again"] = Value(str(len(again) - len(decided)), source)
     values["claims/planned"] = Value(str(planned), source)
     values["claims/looked"] = Value(str(looked), source)
     values["claims/tried again"] = Value(str(len(again)), source)

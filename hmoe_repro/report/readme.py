@@ -6,7 +6,7 @@
 __all__ = ['README_PROFILES', 'FULL_ELSEWHERE', 'PUBLISHED', 'UNDERTRAINED', 'TUNED', 'README_RUNS', 'MIN_NMI', 'SAME_CONTRAST',
            'PAGES_WITH_BLOCKS', 'fill_blocks', 'deviations_of', 'all_deviations', 'item_status', 'status_words',
            'Score', 'scorecard', 'scorecard_table', 'status_counts', 'found_by_experts', 'found_by_kmeans',
-           'does_it_work', 'StatedContrast', 'comparison_table', 'class_minus_domain', 'same_contrasts',
+           'does_it_work', 'StatedContrast', 'comparison_table', 'class_minus_domain', 'same_contrasts', 'lay_summary',
            'readme_blocks', 'update_readme']
 
 # %% ../../nbs/08_report/05_readme.ipynb #imports
@@ -695,6 +695,14 @@ def same_contrasts() -> str:
         sections.append(f"## {title}\n\n{_with_links(markdown_table(table)).strip()}")
     return "\n\n".join(sections)
 
+# %% ../../nbs/08_report/05_readme.ipynb #def-lay-summary
+def lay_summary() -> str:
+    """Return the report's summary in plain words, with its numbers filled in."""
+    report = repo_root() / "docs" / "report"
+    values = json.loads((report / "numbers.json").read_text(encoding="utf-8"))
+    prose = (report / "summary.typ").read_text(encoding="utf-8").partition("\n")[2]
+    return re.sub(r'#n\("([^"]+)"\)', lambda quoted: values[quoted[1]]["text"], prose).strip()
+
 # %% ../../nbs/08_report/05_readme.ipynb #def-readme-blocks
 def readme_blocks() -> dict[str, str]:
     """Return name -> Markdown of each generated block, from records and rendered pages."""
@@ -704,6 +712,7 @@ def readme_blocks() -> dict[str, str]:
         "works": does_it_work(),
         "differences": same_contrasts(),
         "counts": status_counts(),
+        "summary": lay_summary(),
     }
     costs = wall_time_table(results(_PAGES["times"]["studies"])).groupby(["data set", "updates"])
     seconds = "median seconds a run"
