@@ -5,7 +5,6 @@ import json
 import math
 import re
 import sys
-import tomllib
 
 import numpy as np
 import pandas as pd
@@ -14,6 +13,7 @@ from notebooks import ROOT
 from scipy import stats
 
 from hmoe_repro.analysis.claims import read_claims
+from hmoe_repro.core.toml import package_toml
 from hmoe_repro.studies.study_file import read_study
 
 REPORT = ROOT / "docs" / "report"
@@ -257,7 +257,7 @@ def test_seed_interval_is_students_t_over_seed_means():
     assert math.isnan(numbers.seed_interval(grid.iloc[:1])[1])
 
 
-FAULTS = tomllib.loads((REPORT / "faults.toml").read_text(encoding="utf-8"))["faults"]
+FAULTS = package_toml("faults.toml")["faults"]
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=[fault["where"] for fault in FAULTS])

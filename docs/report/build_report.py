@@ -29,7 +29,6 @@ SOURCES = (
     "abstract.typ",
     "summary.typ",
     "phrases.toml",
-    "faults.toml",
     "paper_table4.toml",
     "references.bib",
 )

@@ -723,9 +723,9 @@ def released_effect(fault: dict, store: str = "") -> str:
     """Return the effect of a fault on accuracy: released minus corrected, in points.
 
     Args:
-        fault: a row of `faults.toml`. `option` is the setting that repeats the released behaviour,
-            with its values `released` and `corrected`. A fault without an option has a text in
-            `effect`.
+        fault: a row of the library's `faults.toml`. `option` is the setting that repeats the
+            released behaviour, with its values `released` and `corrected`. A fault without an
+            option has a text in `effect`.
         store: folder of records.
     """
     option = fault.get("option")

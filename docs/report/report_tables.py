@@ -2,7 +2,6 @@
 
 import math
 import re
-import tomllib
 from collections import Counter
 
 import report_findings as findings
@@ -11,6 +10,7 @@ from report_numbers import ROOT, Value, minus, thousands
 
 from hmoe_repro.analysis.claims import read_claims
 from hmoe_repro.analysis.results import load_study
+from hmoe_repro.core.toml import package_toml
 from hmoe_repro.report.readme import scorecard
 
 # The verdict of a row of the scorecard, in the four words of the report.
@@ -356,8 +356,7 @@ def studies_table(store: str = "") -> list[list[str]]:
 def faults_table(store: str = "") -> list[list[str]]:
     """Return faults of released code with their effect on accuracy, if a study measured it."""
     rows = []
-    with open(numbers.HERE / "faults.toml", "rb") as file:
-        faults = tomllib.load(file)["faults"]
+    faults = package_toml("faults.toml")["faults"]
     for fault in faults:
         effect = numbers.released_effect(fault, store)
         rows.append([fault["where"], fault["code"], fault["text"], effect])
@@ -369,7 +368,7 @@ def fault_values(store: str = "") -> dict[str, Value]:
     effects = [row[-1] for row in faults_table(store)]
     measured = sum(effect[:1] in "+−0" for effect in effects)
     waiting = effects.count("not measured")
-    source = f"{numbers.values_source(numbers.RELEASED)}, docs/report/faults.toml"
+    source = f"{numbers.values_source(numbers.RELEASED)}, hmoe_repro/faults.toml"
     return {
         "faults/measured": Value(str(measured), source),
         "faults/with option": Value(str(measured + waiting), source),
