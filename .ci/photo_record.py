@@ -3,7 +3,8 @@
     HMOE_DATA=FOLDER python .ci/photo_record.py [STAGE ...]
 
 Without a stage all that the record lacks are measured, each in a process of its own. Times are of
-the processor, because other programs may run. docs/discover.md states numbers of this record, and
+the processor, because other programs may run. Each stage has the commit that it was measured at, so
+the code must be committed. docs/discover.md states numbers of this record, and
 tests/test_photo_record.py compares them.
 """
 
@@ -21,6 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "results" / "bench-photos.json"
+CODE = ("hmoe_repro", ".ci/photo_record.py", "tests/phone_folder.py")
 DRAWS = 3
 FOUR_STYLES = ("photographs and drawings, four styles", "digits, four styles")
 ONE_STYLE = ("photographs alone", "plain digits alone")
@@ -39,6 +41,18 @@ STAGES = {
         f"{name}, draw {draw}": ("group", name, draw) for draw in range(DRAWS) for name in ONE_STYLE
     },
 }
+
+
+def clean_commit() -> str:
+    "Return the commit of the code, twelve digits; end the program if the code has changed since."
+
+    def git(*arguments):
+        return subprocess.check_output(["git", "-C", str(ROOT), *arguments], text=True).strip()
+
+    changed = git("status", "--porcelain", "--", *CODE)
+    if changed:
+        sys.exit(f"commit these changes first, so that the record can name its code:\n{changed}")
+    return git("rev-parse", "--short=12", "HEAD")
 
 
 def used() -> float:
@@ -139,11 +153,24 @@ def fill(folder: Path, count: int, size: tuple[int, int], different: int):
 
 
 def many(work: Path, count: int, resolution: int) -> dict:
-    "Group many photographs without subjects."
-    fill(work / "photographs", count, (480, 360), count)
+    "Group many photographs without subjects, and write the page."
+    from hmoe_repro.apps.discover import save_findings
+
+    folder = work / "photographs"
+    fill(folder, count, (480, 360), count)
     before = peak_megabytes()
-    found, seconds = measured(work / "photographs", classes=False, resolution=resolution)
-    return scores(found, seconds) | {"resolution": resolution, "before_megabytes": before}
+    found, seconds = measured(folder, classes=False, resolution=resolution)
+    (work / "report").mkdir()
+    started = used()
+    page = save_findings(found, folder, work / "report")
+    page_seconds = used() - started
+    return scores(found, seconds) | {
+        "resolution": resolution,
+        "before_megabytes": before,
+        "page_cpu_seconds": page_seconds,
+        "page_megabytes": page.stat().st_size / 1e6,
+        "findings": found.quality.counts,
+    }
 
 
 def status_of(process: int) -> tuple[float, float]:
@@ -203,6 +230,7 @@ def run_stage(name: str) -> dict:
     "Measure a stage in this process, with caches and runs in a temporary folder."
     from hmoe_repro.core.environment import environment
 
+    commit = clean_commit()
     task, *arguments = STAGES[name]
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
@@ -210,18 +238,25 @@ def run_stage(name: str) -> dict:
         warnings.simplefilter("ignore")
         result = globals()[task](work, *arguments)
         others = max(0.0, os.getloadavg()[0] - 1)
-        return result | {"other_processes": others, "environment": environment("cpu")}
+        facts = environment("cpu") | {"commit": commit}
+        return result | {"other_processes": others, "environment": facts}
+
+
+def read_record() -> dict:
+    "Return the record, stage -> numbers."
+    return json.loads(RECORD.read_text()) if RECORD.exists() else {}
 
 
 def main(names: list[str]):
     "Measure the named stages, or all that the record lacks."
-    record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
-    for name in names or [name for name in STAGES if name not in record]:
+    clean_commit()
+    for name in names or [name for name in STAGES if name not in read_record()]:
         command = [sys.executable, __file__, "--in-this-process", name]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
         if done.returncode:
             print(f"{name}: failed")
             continue
+        record = read_record()  # another stage may have ended
         record[name] = json.loads(done.stdout.splitlines()[-1])
         ordered = {stage: record[stage] for stage in STAGES if stage in record}
         RECORD.write_text(json.dumps(ordered, indent=1) + "\n")
