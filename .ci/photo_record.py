@@ -35,7 +35,8 @@ STAGES = {
     },
     "corrected": ("correct",),
     "phone": ("phone",),
-    "many": ("many", 10_000, 64),
+    "many": ("many", 224),
+    "many, small": ("many", 64),
     "serve": ("serve", 10_000),
     **{
         f"{name}, draw {draw}": ("group", name, draw) for draw in range(DRAWS) for name in ONE_STYLE
@@ -152,14 +153,29 @@ def fill(folder: Path, count: int, size: tuple[int, int], different: int):
             os.link(folder / f"IMG_{i % different:05d}.jpg", path)
 
 
-def many(work: Path, count: int, resolution: int) -> dict:
-    "Group many photographs without subjects, and write the page."
+def many(work: Path, resolution: int) -> dict:
+    "Group all images of PACS without their subjects, and write the page."
+    import shutil
+
+    import pandas as pd
+
     from hmoe_repro.apps.discover import save_findings
+    from hmoe_repro.data.registry import load_dataset
 
     folder = work / "photographs"
-    fill(folder, count, (480, 360), count)
+    folder.mkdir()
+    data = load_dataset("PACS")
+    styles = []
+    for domain, files in zip(data.domain_names, data.tree.files):
+        for file in files:
+            name = f"IMG_{len(styles):05d}.jpg"
+            shutil.copy(data.tree.root / file, folder / name)
+            styles.append((name, domain))
+    labels = work / "labels.csv"
+    pd.DataFrame(styles, columns=["file", "domain"]).to_csv(labels, index=False)
     before = peak_megabytes()
-    found, seconds = measured(folder, classes=False, resolution=resolution)
+    found, seconds = measured(folder, labels, classes=False, resolution=resolution)
+    grouped = peak_megabytes()
     (work / "report").mkdir()
     started = used()
     page = save_findings(found, folder, work / "report")
@@ -167,6 +183,7 @@ def many(work: Path, count: int, resolution: int) -> dict:
     return scores(found, seconds) | {
         "resolution": resolution,
         "before_megabytes": before,
+        "grouped_megabytes": grouped,
         "page_cpu_seconds": page_seconds,
         "page_megabytes": page.stat().st_size / 1e6,
         "findings": found.quality.counts,
