@@ -501,7 +501,8 @@ def _group_by_features(config: RunConfig, data, experts: int | None, show, taken
         raise HmoeError(cause, fix=f"at most {len(classes) // 10} groups.")
     space = feature_space(features, classes, data.num_classes)
     points = space.project(features, classes)
-    ranking = stability_table(points, max(8, experts or 0))
+    show_numbers = functools.partial(show, "comparing numbers of groups") if show else None
+    ranking = stability_table(points, max(8, experts or 0), show_numbers)
     count = experts or number_of_groups(ranking)
     chosen = ranking[ranking.groups == count].iloc[0]
     grouping = space.with_clusters(count, classes, features)
@@ -922,6 +923,8 @@ def discover(
     images["digest"] = _digests(data)
     images["colour"] = _of_colour(data, images.group.nunique())
     features = groupings["features"]["points"] if by_features else None
+    with progress_bar("comparing all pictures") as on_progress:
+        quality = split_findings(cast(ImageDataset, data).scanned, features, on_progress)
     return Findings(
         images,
         method=method,
@@ -931,7 +934,7 @@ def discover(
         correction=correction,
         learns_groups=learns_groups,
         notes=[*dict.fromkeys(cast(ImageDataset, data).notes), *correction_notes],
-        quality=split_findings(cast(ImageDataset, data).scanned, features),
+        quality=quality,
         **_finding_fields(groupings, method),
     )
 
