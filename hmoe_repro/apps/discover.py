@@ -708,11 +708,13 @@ def _training_labels(correction: Correction, unreadable: list[tuple[str, str]]) 
 
 # %% ../../nbs/09_apps/04_discover.ipynb #def-discover-folder
 def _of_colour(data, groups: int) -> "pd.Categorical[str]":
-    """Group all images by k-means on colour and contrast."""
+    """Group all images by k-means on colour and contrast, the largest group first."""
     with Progress(quiet=CONFIG.quiet) as show:
         pixels = all_inputs(data, "cpu", show, "colour and contrast")
         statistics = np.concatenate([image_statistics(x) for x in pixels])
     codes = kmeans(statistics, groups) if groups > 1 else np.zeros(len(statistics), int)
+    order = np.argsort(-np.bincount(codes, minlength=groups), kind="stable")
+    codes = np.argsort(order)[codes]  # by rank
     names = [f"colour group {k + 1}" for k in range(groups)]
     return pd.Categorical.from_codes(codes, pd.Index(names))
 

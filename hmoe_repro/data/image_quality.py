@@ -728,9 +728,7 @@ def _duplicate_rows(measures: ImageMeasures, labels: dict[str, np.ndarray], on_p
     digests = [digest if ok else None for digest, ok in zip(measures.digests, measures.readable)]
     same_file = exact_partners(digests, codes)
     same_pixels = exact_partners(list(measures.table.pixels), codes)
-    near, bits, groups = near_partners(
-        measures.thumbnails, measures.readable, codes, on_progress
-    )
+    near, bits, groups = near_partners(measures.thumbnails, measures.readable, codes, on_progress)
     exact = same_pixels >= 0
     partners = np.where(same_file >= 0, same_file, np.where(exact, same_pixels, near))
     bits = np.where(exact, 0, bits)
