@@ -84,9 +84,10 @@ def scores(found, seconds: float) -> dict:
 
 
 def measured(folder, labels=None, **settings):
-    "Group a folder; return the findings and the seconds of processor time."
+    "Group a folder of which nothing is known; return the findings and seconds of processor time."
     from hmoe_repro.apps.discover import discover
 
+    os.environ["HMOE_CACHE"] = str(Path(folder).parent / "cache")
     before = used()
     found = discover(folder, labels, "cpu", restarts=1, **settings)
     return found, used() - before
@@ -215,6 +216,7 @@ def serve(work: Path, count: int) -> dict:
     table = pd.DataFrame({"file": files, "group": names, "found": ["group 1", *names[:-1]]})
     write_corrected_groups(output / "groups.csv", table)
     command = [sys.executable, "-m", "hmoe_repro", "discover", str(folder), "--output", str(output)]
+    os.environ["HMOE_CACHE"] = str(work / "cache")
     started = time.monotonic()
     with subprocess.Popen([*command, "--serve"], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -244,14 +246,14 @@ def serve(work: Path, count: int) -> dict:
 
 
 def run_stage(name: str) -> dict:
-    "Measure a stage in this process, with caches and runs in a temporary folder."
+    "Measure a stage in this process, with runs and the cache of its images in a temporary folder."
     from hmoe_repro.core.environment import environment
 
     commit = clean_commit()
     task, *arguments = STAGES[name]
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        os.environ |= {"HMOE_CACHE": str(work / "cache"), "HMOE_RUNS": str(work / "runs")}
+        os.environ["HMOE_RUNS"] = str(work / "runs")
         warnings.simplefilter("ignore")
         result = globals()[task](work, *arguments)
         others = max(0.0, os.getloadavg()[0] - 1)
