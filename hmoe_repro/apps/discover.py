@@ -9,7 +9,8 @@ __all__ = ['PART_TRAINED', 'PART_VALIDATED', 'UNKNOWN_DOMAIN', 'METHOD_TITLES', 
            'summarise_findings', 'found_domains', 'group_words', 'in_words', 'verdict_sentences', 'findings_verdict',
            'table_in_words', 'group_table', 'count_table', 'groups_of_files', 'groups_csv', 'mistaken_subjects',
            'mistaken_section', 'samples', 'category_colours', 'page_groups', 'code_maps', 'shell_path',
-           'default_output', 'next_commands', 'report_html', 'last_options', 'findings_folder', 'save_findings']
+           'default_output', 'next_commands', 'report_html', 'last_options', 'is_last_table', 'findings_folder',
+           'save_findings']
 
 # %% ../../nbs/09_apps/04_discover.ipynb #imports
 import base64
@@ -1639,6 +1640,14 @@ def last_options(folder) -> Options:
     """Return the options with which the last report in a folder was made."""
     options = _written(Path(folder)).get("options")
     return options if isinstance(options, list) else []
+
+
+def is_last_table(folder) -> bool:
+    """Return whether `groups.csv` in a folder is as the last report wrote it."""
+    folder = Path(folder)
+    path = folder / TABLE_FILE
+    digest = _written(folder).get(TABLE_FILE)
+    return path.is_file() and digest == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _foreign_file(folder: Path, groups) -> tuple[str, str] | None:
