@@ -1,11 +1,12 @@
 """Measure `hmoe discover` and `--serve` on folders of photographs: results/bench-photos.json.
 
     HMOE_DATA=FOLDER python .ci/photo_record.py [STAGE ...]
+    python .ci/photo_record.py --table
 
 Without a stage all that the record lacks are measured, each in a process of its own. Times are of
 the processor, because other programs may run. Each stage has the commit that it was measured at, so
 the code must be committed. docs/discover.md states numbers of this record, and
-tests/test_photo_record.py compares them.
+tests/test_photo_record.py compares them. `--table` writes the table of that page.
 """
 
 import json
@@ -22,6 +23,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "results" / "bench-photos.json"
+BEFORE = ROOT / "results" / "bench-groupings.json"  # trials before the work on photographs
+PAGE = ROOT / "docs" / "discover.md"
 CODE = ("hmoe_repro", ".ci/photo_record.py", "tests/phone_folder.py")
 DRAWS = 3
 FOUR_STYLES = ("photographs and drawings, four styles", "digits, four styles")
@@ -266,6 +269,62 @@ def read_record() -> dict:
     return json.loads(RECORD.read_text()) if RECORD.exists() else {}
 
 
+TITLES = {
+    "phone": "made-up phone, three styles",
+    "many": "all of PACS, four styles",
+    "many, small": "all of PACS, four styles, at 64 pixels",
+}
+HEAD = "| folder | photographs | groups | NMI before | NMI | pairs | processor time | memory |"
+
+
+def nmi(value: float | None) -> str:
+    "Format an NMI, with a dash for folders of one style."
+    return "–" if value is None else f"{value:.2f}".removeprefix("0")
+
+
+def table_line(title: str, stage: dict | None, before: dict | None) -> str:
+    "Return the line of a folder in the table of docs/discover.md."
+    cells = [title]
+    nmi_before = nmi(before["nmi_domain"]) if before else "not measured"
+    if stage is None:
+        cells += ["not measured", "", nmi_before, "", "", "", ""]
+    else:
+        together, without = stage["pairs"]
+        cells += [
+            f"{stage['images']:,}",
+            str(stage["groups"]) if stage["found"] else "none reliable",
+            nmi_before,
+            nmi(stage["nmi_domain"]),
+            f"{nmi(together)} ({nmi(without)})",
+            f"{stage['cpu_seconds']:.0f} s",
+            f"{stage['peak_megabytes'] / 1000:.1f} GB",
+        ]
+    return f"| {' | '.join(cells)} |"
+
+
+def table_lines() -> list[str]:
+    "Return the table of docs/discover.md: a line for each folder that is grouped."
+    record = read_record()
+    before = {}
+    for trial in json.loads(BEFORE.read_text())["trials"]:
+        if trial["method"] == "features":
+            before[f"{trial['folder']}, draw {trial['draw']}"] = trial
+    lines = [HEAD, "|---|---:|---:|---:|---:|---:|---:|---:|"]
+    for name, (task, *_) in STAGES.items():
+        if task in ("group", "phone", "many"):
+            title = TITLES.get(name, name)
+            lines.append(table_line(title, record.get(name), before.get(name)))
+    return lines
+
+
+def write_table():
+    "Replace the table of docs/discover.md."
+    text = PAGE.read_text(encoding="utf-8")
+    start = text.index(HEAD)
+    end = text.index("\n\n", start)
+    PAGE.write_text(text[:start] + "\n".join(table_lines()) + text[end:], encoding="utf-8")
+
+
 def main(names: list[str]):
     "Measure the named stages, or all that the record lacks."
     clean_commit()
@@ -285,5 +344,7 @@ def main(names: list[str]):
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--in-this-process"]:
         print(json.dumps(run_stage(sys.argv[2])))
+    elif sys.argv[1:] == ["--table"]:
+        write_table()
     else:
         main(sys.argv[1:])
