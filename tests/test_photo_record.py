@@ -81,6 +81,16 @@ def test_the_folder_of_a_phone_was_grouped_by_its_styles(record):
     assert len(stage["left_out"]) == len(set(stage["left_out"]))
 
 
+def test_many_pictures_take_the_time_and_memory_that_are_stated(record):
+    stage = record["many, small"]
+    assert f"all {stage['images']:,} of PACS" in TEXT
+    assert f"at {stage['resolution']} pixels, took {stage['cpu_seconds']:.0f} seconds" in TEXT
+    assert f"and {stage['peak_megabytes']:,.0f} MB" in TEXT
+    assert f"their page {stage['page_cpu_seconds']:.1f} seconds more" in TEXT
+    assert stage["peak_megabytes"] < record["phone"]["peak_megabytes"]
+    assert stage["page_megabytes"] < 2
+
+
 def test_pairs_are_those_of_the_record(record):
     together, without = record["photographs and drawings, four styles, draw 0"]["pairs"]
     assert f"({together:.2f} on 700 images of PACS in three groups)" in TEXT
