@@ -268,8 +268,10 @@ def discover_command(
         "classes": not no_classes,
     }
     finds_again = overwrite or sort_into or train
-    if serve and groups is None and _shows_last_groups(
-        folder, output, None if finds_again else given
+    if (
+        serve
+        and groups is None
+        and _shows_last_groups(folder, output, None if finds_again else given)
     ):
         _serve(folder, output, open_, settings)
         return
