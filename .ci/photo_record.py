@@ -1,10 +1,12 @@
 """Measure `hmoe discover` and `--serve` on folders of photographs: results/bench-photos.json.
 
     HMOE_DATA=FOLDER python .ci/photo_record.py [STAGE ...]
+    python .ci/photo_record.py --table
 
 Without a stage all that the record lacks are measured, each in a process of its own. Times are of
-the processor, because other programs may run. docs/discover.md states numbers of this record, and
-tests/test_photo_record.py compares them.
+the processor, because other programs may run. Each stage has the commit that it was measured at, so
+the code must be committed. docs/discover.md states numbers of this record, and
+tests/test_photo_record.py compares them. `--table` writes the table of that page.
 """
 
 import json
@@ -21,6 +23,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "results" / "bench-photos.json"
+BEFORE = ROOT / "results" / "bench-groupings.json"  # trials before the work on photographs
+PAGE = ROOT / "docs" / "discover.md"
+CODE = ("hmoe_repro", ".ci/photo_record.py", "tests/phone_folder.py")
 DRAWS = 3
 FOUR_STYLES = ("photographs and drawings, four styles", "digits, four styles")
 ONE_STYLE = ("photographs alone", "plain digits alone")
@@ -33,12 +38,25 @@ STAGES = {
     },
     "corrected": ("correct",),
     "phone": ("phone",),
-    "many": ("many", 10_000, 64),
+    "many": ("many", 224),
+    "many, small": ("many", 64),
     "serve": ("serve", 10_000),
     **{
         f"{name}, draw {draw}": ("group", name, draw) for draw in range(DRAWS) for name in ONE_STYLE
     },
 }
+
+
+def clean_commit() -> str:
+    "Return the commit of the code, twelve digits; end the program if the code has changed since."
+
+    def git(*arguments):
+        return subprocess.check_output(["git", "-C", str(ROOT), *arguments], text=True).strip()
+
+    changed = git("status", "--porcelain", "--", *CODE)
+    if changed:
+        sys.exit(f"commit these changes first, so that the record can name its code:\n{changed}")
+    return git("rev-parse", "--short=12", "HEAD")
 
 
 def used() -> float:
@@ -69,9 +87,10 @@ def scores(found, seconds: float) -> dict:
 
 
 def measured(folder, labels=None, **settings):
-    "Group a folder; return the findings and the seconds of processor time."
+    "Group a folder of which nothing is known; return the findings and seconds of processor time."
     from hmoe_repro.apps.discover import discover
 
+    os.environ["HMOE_CACHE"] = str(Path(folder).parent / "cache")
     before = used()
     found = discover(folder, labels, "cpu", restarts=1, **settings)
     return found, used() - before
@@ -138,12 +157,41 @@ def fill(folder: Path, count: int, size: tuple[int, int], different: int):
             os.link(folder / f"IMG_{i % different:05d}.jpg", path)
 
 
-def many(work: Path, count: int, resolution: int) -> dict:
-    "Group many photographs without subjects."
-    fill(work / "photographs", count, (480, 360), count)
+def many(work: Path, resolution: int) -> dict:
+    "Group all images of PACS without their subjects, and write the page."
+    import shutil
+
+    import pandas as pd
+
+    from hmoe_repro.apps.discover import save_findings
+    from hmoe_repro.data.registry import load_dataset
+
+    folder = work / "photographs"
+    folder.mkdir()
+    data = load_dataset("PACS")
+    styles = []
+    for domain, files in zip(data.domain_names, data.tree.files):
+        for file in files:
+            name = f"IMG_{len(styles):05d}.jpg"
+            shutil.copy(data.tree.root / file, folder / name)
+            styles.append((name, domain))
+    labels = work / "labels.csv"
+    pd.DataFrame(styles, columns=["file", "domain"]).to_csv(labels, index=False)
     before = peak_megabytes()
-    found, seconds = measured(work / "photographs", classes=False, resolution=resolution)
-    return scores(found, seconds) | {"resolution": resolution, "before_megabytes": before}
+    found, seconds = measured(folder, labels, classes=False, resolution=resolution)
+    grouped = peak_megabytes()
+    (work / "report").mkdir()
+    started = used()
+    page = save_findings(found, folder, work / "report")
+    page_seconds = used() - started
+    return scores(found, seconds) | {
+        "resolution": resolution,
+        "before_megabytes": before,
+        "grouped_megabytes": grouped,
+        "page_cpu_seconds": page_seconds,
+        "page_megabytes": page.stat().st_size / 1e6,
+        "findings": found.quality.counts,
+    }
 
 
 def status_of(process: int) -> tuple[float, float]:
@@ -171,6 +219,7 @@ def serve(work: Path, count: int) -> dict:
     table = pd.DataFrame({"file": files, "group": names, "found": ["group 1", *names[:-1]]})
     write_corrected_groups(output / "groups.csv", table)
     command = [sys.executable, "-m", "hmoe_repro", "discover", str(folder), "--output", str(output)]
+    os.environ["HMOE_CACHE"] = str(work / "cache")
     started = time.monotonic()
     with subprocess.Popen([*command, "--serve"], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -200,28 +249,92 @@ def serve(work: Path, count: int) -> dict:
 
 
 def run_stage(name: str) -> dict:
-    "Measure a stage in this process, with caches and runs in a temporary folder."
+    "Measure a stage in this process, with runs and the cache of its images in a temporary folder."
     from hmoe_repro.core.environment import environment
 
+    commit = clean_commit()
     task, *arguments = STAGES[name]
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        os.environ |= {"HMOE_CACHE": str(work / "cache"), "HMOE_RUNS": str(work / "runs")}
+        os.environ["HMOE_RUNS"] = str(work / "runs")
         warnings.simplefilter("ignore")
         result = globals()[task](work, *arguments)
         others = max(0.0, os.getloadavg()[0] - 1)
-        return result | {"other_processes": others, "environment": environment("cpu")}
+        facts = environment("cpu") | {"commit": commit}
+        return result | {"other_processes": others, "environment": facts}
+
+
+def read_record() -> dict:
+    "Return the record, stage -> numbers."
+    return json.loads(RECORD.read_text()) if RECORD.exists() else {}
+
+
+TITLES = {
+    "phone": "made-up phone, three styles",
+    "many": "all of PACS, four styles",
+    "many, small": "all of PACS, four styles, at 64 pixels",
+}
+HEAD = "| folder | photographs | groups | NMI before | NMI | pairs | processor time | memory |"
+
+
+def nmi(value: float | None) -> str:
+    "Format an NMI, with a dash for folders of one style."
+    return "–" if value is None else f"{value:.2f}".removeprefix("0")
+
+
+def table_line(title: str, stage: dict | None, before: dict | None) -> str:
+    "Return the line of a folder in the table of docs/discover.md."
+    cells = [title]
+    nmi_before = nmi(before["nmi_domain"]) if before else "not measured"
+    if stage is None:
+        cells += ["not measured", "", nmi_before, "", "", "", ""]
+    else:
+        together, without = stage["pairs"]
+        cells += [
+            f"{stage['images']:,}",
+            str(stage["groups"]) if stage["found"] else "none reliable",
+            nmi_before,
+            nmi(stage["nmi_domain"]),
+            f"{nmi(together)} ({nmi(without)})",
+            f"{stage['cpu_seconds']:.0f} s",
+            f"{stage['peak_megabytes'] / 1000:.1f} GB",
+        ]
+    return f"| {' | '.join(cells)} |"
+
+
+def table_lines() -> list[str]:
+    "Return the table of docs/discover.md: a line for each folder that is grouped."
+    record = read_record()
+    before = {}
+    for trial in json.loads(BEFORE.read_text())["trials"]:
+        if trial["method"] == "features":
+            before[f"{trial['folder']}, draw {trial['draw']}"] = trial
+    lines = [HEAD, "|---|---:|---:|---:|---:|---:|---:|---:|"]
+    for name, (task, *_) in STAGES.items():
+        if task in ("group", "phone", "many"):
+            title = TITLES.get(name, name)
+            lines.append(table_line(title, record.get(name), before.get(name)))
+    return lines
+
+
+def write_table():
+    "Replace the table of docs/discover.md."
+    text = PAGE.read_text(encoding="utf-8")
+    start = text.index(HEAD)
+    end = text.index("\n\n", start)
+    PAGE.write_text(text[:start] + "\n".join(table_lines()) + text[end:], encoding="utf-8")
 
 
 def main(names: list[str]):
     "Measure the named stages, or all that the record lacks."
-    record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
-    for name in names or [name for name in STAGES if name not in record]:
+    clean_commit()
+    for name in names or [name for name in STAGES if name not in read_record()]:
         command = [sys.executable, __file__, "--in-this-process", name]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
         if done.returncode:
             print(f"{name}: failed")
             continue
+        record = read_record()  # another stage may have ended
         record[name] = json.loads(done.stdout.splitlines()[-1])
         ordered = {stage: record[stage] for stage in STAGES if stage in record}
         RECORD.write_text(json.dumps(ordered, indent=1) + "\n")
@@ -231,5 +344,7 @@ def main(names: list[str]):
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--in-this-process"]:
         print(json.dumps(run_stage(sys.argv[2])))
+    elif sys.argv[1:] == ["--table"]:
+        write_table()
     else:
         main(sys.argv[1:])

@@ -91,6 +91,14 @@ def test_a_number_of_groups_is_found_again_or_none_is():
         stability_table(noise[:19])
 
 
+def test_the_comparison_of_numbers_of_groups_says_how_far_it_is():
+    noise = np.random.default_rng(1).normal(size=(60, 6))
+    steps = []
+    table = stability_table(noise, 4, lambda done, total: steps.append((done, total)))
+    assert table.groups.tolist() == [2, 3, 4]
+    assert steps == [(0, 3), (1, 3), (2, 3), (3, 3)]
+
+
 def test_an_image_between_two_groups_is_less_sure():
     draw = np.random.default_rng(0)
     points = np.concatenate([draw.normal(size=(60, 2)), draw.normal(size=(60, 2)) + [6, 0]])

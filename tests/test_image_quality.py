@@ -280,7 +280,12 @@ def test_the_search_equals_comparing_every_pair(monkeypatch, block):
     label = np.arange(count) % 2
     pairs = brute_force(thumbnails)
     assert len(pairs) > 40
-    partners, distances, groups = near_partners(thumbnails, np.ones(count, bool), [label])
+    steps = []
+    partners, distances, groups = near_partners(
+        thumbnails, np.ones(count, bool), [label], lambda *step: steps.append(step)
+    )
+    ends = [min(start + block, count) for start in range(0, count, block)]
+    assert steps == [(end, count) for end in ends]
     for i in range(count):
         own = {j: bits for (first, j), bits in pairs.items() if first == i}
         other = {j: bits for j, bits in own.items() if label[j] != label[i]}

@@ -445,6 +445,8 @@ CORRECTED = {"corrected": 40, "moved": (3, 40), "own_group": 0.93, "recognised":
         (FEATURES | CORRECTED, True, ("3 of 40", "93 %", "71 %"), ("half",)),
         (CORRECTED | {"moved": None}, True, ("by hand", "71 %"), ("moved", "93 %")),
         (CORRECTED | {"recognised": None}, True, ("by hand",), ("model",)),
+        (FEATURES | CORRECTED | {"own_group": 0.996}, True, ("over 99 %", "71 %"), ("100 %",)),
+        (CORRECTED | {"recognised": 1.0}, True, ("100 %",), ("over",)),
     ],
 )
 def test_the_sentence(changes, found, said, unsaid):

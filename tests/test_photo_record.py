@@ -1,6 +1,8 @@
 """docs/discover.md states the numbers of results/bench-photos.json (`.ci/photo_record.py`)."""
 
+import importlib.util
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -14,11 +16,44 @@ def record():
     return json.loads((ROOT / "results/bench-photos.json").read_text(encoding="utf-8"))
 
 
-def test_each_stage_says_where_it_was_measured(record):
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("photo_record", ROOT / ".ci/photo_record.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_table_of_the_page_is_that_of_the_record(script):
+    assert "\n".join(script.table_lines()) in script.PAGE.read_text(encoding="utf-8")
+
+
+def test_a_line_of_the_table_by_hand(script):
+    stage = {
+        "images": 1234,
+        "groups": 3,
+        "found": True,
+        "nmi_domain": 0.954,
+        "pairs": [0.5, 0.25],
+        "cpu_seconds": 9.6,
+        "peak_megabytes": 1750.0,
+    }
+    older = {"nmi_domain": None}
+    line = "| a | 1,234 | 3 | not measured | .95 | .50 (.25) | 10 s | 1.8 GB |"
+    assert script.table_line("a", stage, None) == line
+    line = "| a | 1,234 | none reliable | – | 1.00 | .50 (.25) | 10 s | 1.8 GB |"
+    assert script.table_line("a", stage | {"found": False, "nmi_domain": 1.0}, older) == line
+    assert script.table_line("a", None, {"nmi_domain": 0.5}).startswith("| a | not measured |")
+
+
+def test_each_stage_says_where_it_was_measured(record, script):
+    assert set(record) <= set(script.STAGES)
     assert {"corrected", "phone", "serve"} <= set(record)
     for stage in record.values():
         assert stage["environment"]["versions"]["torch"]
         assert stage["other_processes"] >= 0
+        commit = stage["environment"]["commit"]
+        assert commit is None or re.fullmatch("[0-9a-f]{12}", commit)
 
 
 def test_retraining_is_as_fast_as_stated(record):
@@ -44,6 +79,16 @@ def test_the_folder_of_a_phone_was_grouped_by_its_styles(record):
     assert f"made-up phone with {stage['images']} pictures" in TEXT
     assert f"NMI of {stage['nmi_domain']:.2f}".replace("0.", ".") in TEXT
     assert len(stage["left_out"]) == len(set(stage["left_out"]))
+
+
+def test_many_pictures_take_the_time_and_memory_that_are_stated(record):
+    stage = record["many, small"]
+    assert f"all {stage['images']:,} of PACS" in TEXT
+    assert f"at {stage['resolution']} pixels, took {stage['cpu_seconds']:.0f} seconds" in TEXT
+    assert f"and {stage['peak_megabytes']:,.0f} MB" in TEXT
+    assert f"their page {stage['page_cpu_seconds']:.1f} seconds more" in TEXT
+    assert stage["peak_megabytes"] < record["phone"]["peak_megabytes"]
+    assert stage["page_megabytes"] < 2
 
 
 def test_pairs_are_those_of_the_record(record):

@@ -1,6 +1,7 @@
 """The server of the page on which groups are corrected, asked by clients that do not behave."""
 
 import csv
+import hashlib
 import http.client
 import io
 import json
@@ -30,7 +31,9 @@ from hmoe_repro.apps.correct_groups import (
     check_groups,
     has_corrections,
 )
+from hmoe_repro.apps.discover import WRITTEN_FILE
 from hmoe_repro.apps.own_images import image_files, read_corrected_groups, write_corrected_groups
+from hmoe_repro.cli.discover_predict import _shows_last_groups
 from hmoe_repro.core.errors import HmoeError
 
 HACK = "<img src=x onerror=alert(1)>.png"
@@ -571,6 +574,23 @@ def test_what_was_saved_is_there_in_the_next_session(place):
         assert {g["name"] for g in listed["groups"]} == {"=HYPERLINK(1)", "two"}
         assert set(listed["found"]) == {"one", "two"}
     assert saved_rows(place[1])[0]["group"].startswith("'=")  # a spreadsheet computes nothing
+
+
+def test_groups_are_not_found_again_if_the_last_report_had_the_same_options(place, capsys):
+    folder, output = map(str, place)
+    three = [["--experts", "3"]]
+    table = place[1] / "groups.csv"
+    assert not _shows_last_groups(folder, output, [])  # nothing says which command wrote it
+    digest = hashlib.sha256(table.read_bytes()).hexdigest()
+    note = {"groups.csv": digest, "options": three, "corrected": False}
+    (place[1] / WRITTEN_FILE).write_text(json.dumps(note))
+    assert not capsys.readouterr().out
+    assert _shows_last_groups(folder, output, three)
+    assert "groups.csv" in capsys.readouterr().out
+    assert not _shows_last_groups(folder, output, [])
+    assert not _shows_last_groups(folder, output, None)
+    table.write_bytes(table.read_bytes() + b"\n")
+    assert not _shows_last_groups(folder, output, three)
 
 
 GOOD = [{"name": "a", "images": [0, 2]}, {"name": "b", "images": [1]}]

@@ -9,7 +9,8 @@ __all__ = ['PART_TRAINED', 'PART_VALIDATED', 'UNKNOWN_DOMAIN', 'METHOD_TITLES', 
            'summarise_findings', 'found_domains', 'group_words', 'in_words', 'verdict_sentences', 'findings_verdict',
            'table_in_words', 'group_table', 'count_table', 'groups_of_files', 'groups_csv', 'mistaken_subjects',
            'mistaken_section', 'samples', 'category_colours', 'page_groups', 'code_maps', 'shell_path',
-           'default_output', 'next_commands', 'report_html', 'last_options', 'findings_folder', 'save_findings']
+           'default_output', 'next_commands', 'report_html', 'last_options', 'is_last_table', 'findings_folder',
+           'save_findings']
 
 # %% ../../nbs/09_apps/04_discover.ipynb #imports
 import base64
@@ -501,7 +502,8 @@ def _group_by_features(config: RunConfig, data, experts: int | None, show, taken
         raise HmoeError(cause, fix=f"at most {len(classes) // 10} groups.")
     space = feature_space(features, classes, data.num_classes)
     points = space.project(features, classes)
-    ranking = stability_table(points, max(8, experts or 0))
+    show_numbers = functools.partial(show, "comparing numbers of groups") if show else None
+    ranking = stability_table(points, max(8, experts or 0), show_numbers)
     count = experts or number_of_groups(ranking)
     chosen = ranking[ranking.groups == count].iloc[0]
     grouping = space.with_clusters(count, classes, features)
@@ -707,11 +709,13 @@ def _training_labels(correction: Correction, unreadable: list[tuple[str, str]]) 
 
 # %% ../../nbs/09_apps/04_discover.ipynb #def-discover-folder
 def _of_colour(data, groups: int) -> "pd.Categorical[str]":
-    """Group all images by k-means on colour and contrast."""
+    """Group all images by k-means on colour and contrast, the largest group first."""
     with Progress(quiet=CONFIG.quiet) as show:
         pixels = all_inputs(data, "cpu", show, "colour and contrast")
         statistics = np.concatenate([image_statistics(x) for x in pixels])
     codes = kmeans(statistics, groups) if groups > 1 else np.zeros(len(statistics), int)
+    order = np.argsort(-np.bincount(codes, minlength=groups), kind="stable")
+    codes = np.argsort(order)[codes]  # by rank
     names = [f"colour group {k + 1}" for k in range(groups)]
     return pd.Categorical.from_codes(codes, pd.Index(names))
 
@@ -922,6 +926,8 @@ def discover(
     images["digest"] = _digests(data)
     images["colour"] = _of_colour(data, images.group.nunique())
     features = groupings["features"]["points"] if by_features else None
+    with progress_bar("comparing all pictures") as on_progress:
+        quality = split_findings(cast(ImageDataset, data).scanned, features, on_progress)
     return Findings(
         images,
         method=method,
@@ -931,7 +937,7 @@ def discover(
         correction=correction,
         learns_groups=learns_groups,
         notes=[*dict.fromkeys(cast(ImageDataset, data).notes), *correction_notes],
-        quality=split_findings(cast(ImageDataset, data).scanned, features),
+        quality=quality,
         **_finding_fields(groupings, method),
     )
 
@@ -1634,6 +1640,14 @@ def last_options(folder) -> Options:
     """Return the options with which the last report in a folder was made."""
     options = _written(Path(folder)).get("options")
     return options if isinstance(options, list) else []
+
+
+def is_last_table(folder) -> bool:
+    """Return whether `groups.csv` in a folder is as the last report wrote it."""
+    folder = Path(folder)
+    path = folder / TABLE_FILE
+    digest = _written(folder).get(TABLE_FILE)
+    return path.is_file() and digest == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _foreign_file(folder: Path, groups) -> tuple[str, str] | None:

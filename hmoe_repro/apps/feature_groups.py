@@ -230,12 +230,13 @@ def group_confidence(points: np.ndarray, groups: np.ndarray, k: int) -> np.ndarr
     return _confidence(_halvings(points, k), groups, k)
 
 
-def stability_table(points: np.ndarray, most: int = 8) -> pd.DataFrame:
+def stability_table(points: np.ndarray, most: int = 8, on_progress=None) -> pd.DataFrame:
     """Measure the stability of k-means on points for each number of groups.
 
     Args:
         points: (n, P).
         most: the largest number of groups. At least ten points a group are needed.
+        on_progress: callback, called with (done, total) numbers of groups.
 
     Returns:
         A row for each number of `groups` from 2 on. `stability` is the AMI of groups by random
@@ -252,7 +253,10 @@ def stability_table(points: np.ndarray, most: int = 8) -> pd.DataFrame:
         )
     without_groups = np.random.default_rng(0).normal(size=points.shape) * points.std(0)
     rows = []
-    for k in range(2, min(most, len(points) // 10) + 1):
+    numbers = range(2, min(most, len(points) // 10) + 1)
+    for k in numbers:
+        if on_progress:
+            on_progress(len(rows), len(numbers))
         pairs = _halvings(points, k)
         pairs_without_groups = _halvings(without_groups, k)
         groups = _kmeans(points, k).labels_
@@ -267,6 +271,8 @@ def stability_table(points: np.ndarray, most: int = 8) -> pd.DataFrame:
             "pairs_without_groups": _mean_pair_agreement(pairs_without_groups),
         }
         rows.append(row)
+    if on_progress:
+        on_progress(len(rows), len(numbers))
     table = pd.DataFrame(rows)
     above = table.stability - table.without_groups
     enough = (table.stability >= SURE) & (above >= ABOVE) & (table.weakest_group >= EACH)

@@ -48,8 +48,10 @@ def _print_image_findings(measures, output: str | None):
     """Print the findings on measured images, and write their table and page."""
     from hmoe_repro.apps.image_page import write_findings
     from hmoe_repro.data import image_quality
+    from hmoe_repro.data.loader import progress_bar
 
-    found = image_quality.check_images(measures)
+    with progress_bar("comparing all pictures") as on_progress:
+        found = image_quality.check_images(measures, on_progress=on_progress)
     lines = image_quality.finding_lines(found)
     print(f"{measures.tree.name}: {plural(found.count, 'image')} compared")
     for line in lines or ["no duplicate, and no blurred, dark or odd image"]:

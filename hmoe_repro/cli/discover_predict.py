@@ -63,19 +63,29 @@ def _print_findings(findings):
     _print_left_out(findings.left_out)
 
 
-def _keeps_corrections(folder: str, output: str | None) -> bool:
-    """Return whether the table of an earlier report is corrected, and say that it is kept.
+def _shows_last_groups(folder: str, output: str | None, given: list[list[str]] | None) -> bool:
+    """Return whether the groups of the last report can be shown, and say that they are.
+
+    They are shown if they are corrected, or were found with the same options.
 
     Args:
         folder: the folder of images.
         output: folder of the report, or None for the default.
+        given: result of `options.given_options`, or None to show only corrected groups.
     """
-    from hmoe_repro.apps.correct_groups import TABLE_FILE, has_corrections, report_folder
+    from hmoe_repro.apps import discover as app
+    from hmoe_repro.apps.correct_groups import has_corrections, report_folder
 
-    if not has_corrections(folder, output):
+    report = report_folder(folder, output)
+    groups = ""
+    if has_corrections(folder, output):
+        groups = "corrected groups"
+    elif given is not None and app.is_last_table(report) and app.last_options(report) == given:
+        groups = "the groups that were found"
+    if not groups:
         return False
-    table_file = path_from_here(report_folder(folder, output) / TABLE_FILE)
-    say(f"{table_file} has corrected groups, which are shown; without it new ones are found")
+    table_file = path_from_here(report / app.TABLE_FILE)
+    say(f"{table_file} has {groups}, which are shown; without it new ones are found")
     return True
 
 
@@ -257,7 +267,12 @@ def discover_command(
         "hparams": options.parse_settings(set_),
         "classes": not no_classes,
     }
-    if serve and groups is None and _keeps_corrections(folder, output):
+    finds_again = overwrite or sort_into or train
+    if (
+        serve
+        and groups is None
+        and _shows_last_groups(folder, output, None if finds_again else given)
+    ):
         _serve(folder, output, open_, settings)
         return
     report = app.findings_folder(folder, output, groups, overwrite)

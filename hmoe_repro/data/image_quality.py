@@ -471,7 +471,7 @@ def _accepted(distances: np.ndarray, rows: np.ndarray, thumbnails: np.ndarray) -
 
 
 def near_partners(
-    thumbnails: np.ndarray, usable: np.ndarray, labels: list[np.ndarray]
+    thumbnails: np.ndarray, usable: np.ndarray, labels: list[np.ndarray], on_progress=None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Find the nearest near duplicate of each image, and groups of near duplicates.
 
@@ -479,6 +479,7 @@ def near_partners(
         thumbnails: grey levels (N, 32, 32).
         usable: booleans (N,), which images are compared.
         labels: codes (N,), such as domains. For each, a partner with another code is also found.
+        on_progress: callback, called with (done, total) images.
 
     Returns:
         Partners (1 + L, N), their distances in bits (1 + L, N), and the group of each image (N,).
@@ -509,6 +510,8 @@ def near_partners(
             partners[i, rows] = np.where(np.isfinite(distances[i, rows]), nearest, -1)
         first, second = np.nonzero(accepted)
         groups = _joined(groups, rows[first], second)
+        if on_progress:
+            on_progress(int(rows[-1]) + 1, count)
     return partners, distances, groups
 
 
@@ -714,8 +717,8 @@ def _rows(files, kind: str, flagged, values, partners=None) -> pd.DataFrame:
     )
 
 
-def _duplicate_rows(measures: ImageMeasures, labels: dict[str, np.ndarray]):
-    """Find duplicates.
+def _duplicate_rows(measures: ImageMeasures, labels: dict[str, np.ndarray], on_progress=None):
+    """Find duplicates, with the arguments of `check_images`.
 
     Returns:
         Frames of rows, and the group of each image (N,).
@@ -725,7 +728,7 @@ def _duplicate_rows(measures: ImageMeasures, labels: dict[str, np.ndarray]):
     digests = [digest if ok else None for digest, ok in zip(measures.digests, measures.readable)]
     same_file = exact_partners(digests, codes)
     same_pixels = exact_partners(list(measures.table.pixels), codes)
-    near, bits, groups = near_partners(measures.thumbnails, measures.readable, codes)
+    near, bits, groups = near_partners(measures.thumbnails, measures.readable, codes, on_progress)
     exact = same_pixels >= 0
     partners = np.where(same_file >= 0, same_file, np.where(exact, same_pixels, near))
     bits = np.where(exact, 0, bits)
@@ -770,6 +773,7 @@ def check_images(
     measures: ImageMeasures,
     labels: dict[str, np.ndarray] | None = None,
     features: np.ndarray | None = None,
+    on_progress=None,
 ) -> ImageFindings:
     """Find duplicates, leakage and images of doubtful quality in a folder.
 
@@ -779,6 +783,7 @@ def check_images(
             this finding, one of `FINDINGS`. Default: `tree_labels`.
         features: features (R, F) of a pretrained network for the images that can be decoded, by
             which outliers are found. Default: colours and contrast.
+        on_progress: callback, called with (done, total) images that were compared with all others.
 
     Raises:
         HmoeError: for another number of features.
@@ -789,7 +794,7 @@ def check_images(
     if features is not None and len(features) != readable.sum():
         cause = f"{len(features)} rows of features for {readable.sum()} images that can be decoded."
         raise HmoeError(cause, fix="one row for each of these images.")
-    frames, groups = _duplicate_rows(measures, labels)
+    frames, groups = _duplicate_rows(measures, labels, on_progress)
     conflicting = _conflicting(frames, files, labels.get("two classes"))
     notes = []
     odd = np.zeros(len(files), bool)
@@ -861,13 +866,15 @@ def split_findings(
     Args:
         tree: the image folder, as from `split_pool`.
         features: as in `check_images`.
-        on_progress: callback, called with (done, total).
+        on_progress: callback, called with (done, total) images, first of those that were measured,
+            then of those that were compared.
     """
     labels = tree_labels(tree)
     parts = labels.pop("two domains")
     if tree.num_classes > 1:
         labels["training and test"] = parts
-    return check_images(examine_images(tree, on_progress=on_progress), labels, features)
+    measures = examine_images(tree, on_progress=on_progress)
+    return check_images(measures, labels, features, on_progress)
 
 # %% ../../nbs/02_data/14_image_quality.ipynb #def-quality-section
 def picture_uri(path: Path, side: int = 120) -> str:
