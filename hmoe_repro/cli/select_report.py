@@ -230,10 +230,18 @@ def report_command(
         if formats:
             cause = "--format is for the files of a notebook page."
             raise HmoeError(cause, fix="add --notebook, or leave --format out.")
-        from hmoe_repro.apps.study_page import study_page
+        from hmoe_repro.studies.kept_pages import written_or_kept
+        from hmoe_repro.training.store import RunStore
 
-        keep_existing(Path(output).expanduser() / f"{name}.html", overwrite=overwrite)
-        return print_written(study_page(study, output=output))
+        def write() -> Path:
+            """Make the page. Its module imports pandas and matplotlib."""
+            from hmoe_repro.apps.study_page import study_page
+
+            return study_page(study, output=output)
+
+        page = Path(output).expanduser() / f"{name}.html"
+        keep_existing(page, overwrite=overwrite)
+        return print_written(written_or_kept(study, RunStore(), page, write))
     from hmoe_repro.report.render import DEFAULT_FORMATS
     from hmoe_repro.report.study_report import report_study
 
