@@ -297,6 +297,7 @@ def _benches() -> dict:
     from hmoe_repro.bench.grouping_trials import GROUPINGS
     from hmoe_repro.bench.layers import LAYERS
     from hmoe_repro.bench.registry_costs import REGISTRY
+    from hmoe_repro.bench.store_commands import STORE
     from hmoe_repro.bench.sweep_overhead import SWEEPS
     from hmoe_repro.bench.systems import SYSTEMS
     from hmoe_repro.bench.updates import UPDATE_SPEED
@@ -310,13 +311,15 @@ def _benches() -> dict:
         REGISTRY,
         SYSTEMS,
         SWEEPS,
+        STORE,
     )
     return {bench.what: bench for bench in benches}
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-bench-command
 def bench_command(
     what: Annotated[
-        str, option("updates, moe, algorithms, registry, frozen, groupings, systems or sweep.")
+        str,
+        option("updates, moe, algorithms, registry, frozen, groupings, systems, sweep or store."),
     ] = "updates",
     rounds: Annotated[int, option("How often everything is measured, in turn.", min=3)] = 7,
     scale: Annotated[

@@ -7,8 +7,10 @@ __all__ = ['SavedRuns', 'saved_runs', 'cached_configs']
 
 # %% ../../nbs/06_studies/05_config_cache.ipynb #imports
 import contextlib
+import functools
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
@@ -77,16 +79,31 @@ def _follows_from_file(configs) -> bool:
     return configs is not None
 
 # %% ../../nbs/06_studies/05_config_cache.ipynb #def-saved-runs
+class _SavedConfigs(NamedTuple):
+    """Content of a file of configurations: its first line, and the configurations."""
+
+    about: dict
+    configs: tuple[RunConfig, ...]
+
+
+@functools.lru_cache(4)
+def _content(path: Path, size: int, modified: int, changed: int, inode: int) -> _SavedConfigs:
+    """Read a file of configurations. It is read once for the given numbers (`FileState`)."""
+    with gc_paused(), open(path, encoding="utf-8") as file:
+        about = json.loads(file.readline())
+        return _SavedConfigs(about, tuple(RunConfig.from_dict(json.loads(line)) for line in file))
+
+
 def _read_saved(path: Path, state: list, without_data: bool):
     """Return the result of `cached_configs` that is saved at `path`, or None if it is not valid."""
-    with contextlib.suppress(*_UNREADABLE, HmoeError), open(path, encoding="utf-8") as file:
-        saved = json.loads(file.readline())
+    with contextlib.suppress(*_UNREADABLE, HmoeError):
+        status = os.stat(path)
+        numbers = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+        saved, configs = _content(path, *numbers)
         if saved["state"] != state or (saved["data"] and not without_data):
             return None
         if saved["run_ids"] is None:
             return None, HmoeError(*saved["reason"])
-        with gc_paused():
-            configs = tuple(RunConfig.from_dict(json.loads(line)) for line in file)
         if len(configs) == len(saved["run_ids"]):
             return configs, None
     return None
