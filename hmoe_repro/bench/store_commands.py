@@ -217,5 +217,4 @@ STORE = Bench(
     entries=store_entries,
     tables={"Commands on a store: processor seconds": store_table},
     targets=STORE_TARGETS,
-    page="speed_store",
 )
