@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -77,11 +78,11 @@ class PlainLoop:
     """The state of a plain loop: a copy of an algorithm's network, and a new optimiser.
 
     Args:
-        algorithm: copy of the algorithm, whose modules and settings are used, and no method.
+        algorithm: the algorithm. Modules and settings of its copy are used, and no method.
         optimizer: PyTorch's Adam with the moments that the algorithm's optimiser had.
     """
 
-    algorithm: Algorithm
+    algorithm: Any
     optimizer: torch.optim.Adam = field(init=False)
 
     def __post_init__(self):
@@ -238,7 +239,8 @@ def plain_mixup(loop: PlainLoop, minibatches):
     alpha = loop.settings["mixup_alpha"]
     loss = torch.zeros((), dtype=minibatches[0][0].dtype)
     for i, j in zip(order, order[1:] + order[:1]):
-        (x_i, y_i), (x_j, y_j) = minibatches[i], minibatches[j]
+        x_i, y_i = minibatches[i]
+        x_j, y_j = minibatches[j]
         lam = np.random.beta(alpha, alpha)
         logits = loop.logits(lam * x_i + (1 - lam) * x_j)
         loss = loss + lam * F.cross_entropy(logits, y_i) + (1 - lam) * F.cross_entropy(logits, y_j)
@@ -253,7 +255,8 @@ def plain_mldg(loop: PlainLoop, minibatches):
         p.grad = torch.zeros_like(p)
     order = torch.randperm(len(minibatches)).tolist()
     for i, j in zip(order, order[1:] + order[:1]):
-        (x_i, y_i), (x_j, y_j) = minibatches[i], minibatches[j]
+        x_i, y_i = minibatches[i]
+        x_j, y_j = minibatches[j]
         inner = copy.deepcopy(network)
         inner_optimizer = torch.optim.Adam(
             inner.parameters(), lr=loop.settings["lr"], weight_decay=loop.settings["weight_decay"]
@@ -262,7 +265,7 @@ def plain_mldg(loop: PlainLoop, minibatches):
         F.cross_entropy(inner(x_i), y_i).backward()
         inner_optimizer.step()
         tested = F.cross_entropy(inner(x_j), y_j)
-        slopes = torch.autograd.grad(tested, inner.parameters())
+        slopes = torch.autograd.grad(tested, list(inner.parameters()))
         for p, p_inner, slope in zip(network.parameters(), inner.parameters(), slopes):
             p.grad += (p_inner.grad + loop.settings["mldg_beta"] * slope) / len(minibatches)
     loop.optimizer.step()
@@ -298,7 +301,7 @@ def plain_sam(loop: PlainLoop, minibatches):
     """Make an update of SAM: the gradient at weights that climbed a little."""
     x, y = _joined(minibatches)
     gradients = torch.autograd.grad(loop.risk(x, y), loop.parameters)
-    norm = torch.sqrt(sum((g**2).sum() for g in gradients))
+    norm = torch.stack([(g**2).sum() for g in gradients]).sum().sqrt()
     start = [p.detach().clone() for p in loop.parameters]
     with torch.no_grad():
         for p, g in zip(loop.parameters, gradients):

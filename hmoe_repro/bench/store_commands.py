@@ -48,9 +48,9 @@ def generated_records(count: int, study: str = "quick-digits") -> Iterator[Recor
         record.pop("sha256", None)
         key = (record["config"]["algorithm"], str(record["config"]["test_domains"]))
         patterns.setdefault(key, record)
-    seeds = itertools.count(_FIRST_SEED)
-    pairs = ((seed, pattern) for seed in seeds for pattern in patterns.values())
-    for seed, pattern in itertools.islice(pairs, count):
+    copied = itertools.cycle(patterns.values())
+    for number, pattern in enumerate(itertools.islice(copied, count)):
+        seed = _FIRST_SEED + number // len(patterns)
         config = pattern["config"] | {"trial_seed": seed}
         yield pattern | {"config": config, "run_id": RunConfig.from_dict(config).run_id}
 
@@ -158,10 +158,12 @@ def store_entries(measured: BenchMeasurement) -> dict:
                     arguments = command_arguments(name, study, Path(place) / "written")
                     usages[name].append(used_by(arguments, settings))
                 measured.say(f"{count:,} records, round {number} of {measured.rounds}")
-        label = str(count)
-        found["first_seconds"][label] = {name: u[0].seconds for name, u in usages.items()}
-        found["seconds"][label] = {n: [use.seconds for use in u[1:]] for n, u in usages.items()}
-        found["mebibytes"][label] = {n: [use.mebibytes for use in u[1:]] for n, u in usages.items()}
+        for values in found.values():
+            values[str(count)] = {}
+        for name, (first, *later) in usages.items():
+            found["first_seconds"][str(count)][name] = first.seconds
+            found["seconds"][str(count)][name] = [usage.seconds for usage in later]
+            found["mebibytes"][str(count)][name] = [usage.mebibytes for usage in later]
     return found
 
 # %% ../../nbs/10_bench/11_store_commands.ipynb #def-store-table

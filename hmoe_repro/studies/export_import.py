@@ -107,7 +107,7 @@ def _write_archive(files: Iterator[tuple[str, Path]], file: BinaryIO) -> list[st
                     member.pax_headers = {_DIGEST: digest}
                     source.seek(0)
                     archive.addfile(member, source)
-                    archive.members.clear()  # otherwise the headers of all files are kept
+                    archive.getmembers().clear()  # otherwise the headers of all files are kept
                     names.append(name)
     return names
 
