@@ -25,7 +25,7 @@ from .benchmark import Bench, BenchMeasurement
 from .timing import targets_of
 from ..core.errors import HmoeError
 from ..core.file_index import gc_paused
-from ..core.files import results_dir
+from ..core.files import repo_root
 from ..training.run_config import RunConfig
 from ..training.selection import Record
 from ..training.store import sealed_record
@@ -41,7 +41,7 @@ def generated_records(count: int, study: str = "quick-digits") -> Iterator[Recor
         count: number of records.
         study: the published study whose records are copied.
     """
-    lines = (results_dir() / f"{study}.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (repo_root() / "results" / f"{study}.jsonl").read_text(encoding="utf-8").splitlines()
     patterns = {}
     for line in lines:
         record = json.loads(line)
