@@ -115,10 +115,10 @@ def rising_runs(curves: pd.DataFrame) -> pd.DataFrame:
         accuracy at the last checkpoint, 0 to 1) and rising.
     """
     rows = curves[curves.quantity == "validation_accuracy"].sort_values("step", kind="stable")
-    found = []
-    for key, run in rows.groupby(_CURVE, sort=False):
-        last = run.value.iloc[-1]
-        found.append((*key, last, is_rising(run.value)))
+    values_of: dict[tuple, list[float]] = {}
+    for *key, value in zip(*(rows[name].tolist() for name in [*_CURVE, "value"])):
+        values_of.setdefault(tuple(key), []).append(value)
+    found = [(*key, values[-1], is_rising(values)) for key, values in values_of.items()]
     return pd.DataFrame(found, columns=[*_CURVE, "last", "rising"])
 
 

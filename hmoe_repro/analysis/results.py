@@ -16,7 +16,7 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -639,6 +639,21 @@ def with_omitted_defaults(frame: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 # %% ../../nbs/07_analysis/01_results.ipynb #def-checkpoints
+def _accuracies_so_far(
+    points: list[Checkpoint], test_domain: str, mode: str
+) -> Iterator[tuple[Checkpoint, float, float]]:
+    """Yield (checkpoint, validation accuracy, `selected_so_far`) for each checkpoint."""
+    best = -math.inf
+    tested = math.nan
+    for point in points:
+        validated = validation_accuracy(point["accuracies"], [test_domain], mode)
+        if validated > best:
+            best = validated
+            splits = point["accuracies"].get(test_domain, {})
+            tested = splits.get("in", {}).get(mode, math.nan)
+        yield point, validated, tested
+
+
 def selected_so_far(points: list[Checkpoint], test_domain: str, mode: str) -> list[float]:
     """Return, for each checkpoint, the test accuracy of the best one by validation up to it.
 
@@ -650,17 +665,7 @@ def selected_so_far(points: list[Checkpoint], test_domain: str, mode: str) -> li
     Returns:
         Accuracies on the 'in' split, NaN if the best checkpoint was not tested.
     """
-    best = -math.inf
-    tested = math.nan
-    curve = []
-    for point in points:
-        validated = validation_accuracy(point["accuracies"], [test_domain], mode)
-        if validated > best:
-            best = validated
-            splits = point["accuracies"].get(test_domain, {})
-            tested = splits.get("in", {}).get(mode, math.nan)
-        curve.append(tested)
-    return curve
+    return [tested for _, _, tested in _accuracies_so_far(points, test_domain, mode)]
 
 
 def _loss_rows(points: list[Checkpoint]) -> list[tuple]:
@@ -685,8 +690,7 @@ def _evaluated_modes(points: list[Checkpoint]) -> list[str]:
 def _accuracy_rows(points: list[Checkpoint], test_domain: str, mode: str) -> list[tuple]:
     """Return (step, quantity, mode, value): validation accuracy and `selected_so_far`."""
     rows = []
-    for point, tested in zip(points, selected_so_far(points, test_domain, mode)):
-        validated = validation_accuracy(point["accuracies"], [test_domain], mode)
+    for point, validated, tested in _accuracies_so_far(points, test_domain, mode):
         rows.append((point["step"], "validation_accuracy", mode, validated))
         if test_domain:  # a final model has none
             rows.append((point["step"], "test_accuracy", mode, tested))
@@ -703,12 +707,17 @@ def _checkpoint_rows(record: Record, test_domain: str) -> list[tuple]:
     return rows
 
 
+_CURVE_COLUMNS = ["step", "quantity", "mode", "value"]
+
+
 @public(frame=Results)
-def checkpoints(frame: pd.DataFrame) -> pd.DataFrame:
+def checkpoints(frame: pd.DataFrame, store: RunStore | None = None) -> pd.DataFrame:
     """Return losses and accuracies through training, in long form.
 
     Args:
         frame: a frame of `results`. Complete runs with one test domain are used.
+        store: the folder of runs from which the checkpoints are read, a few records at a time. None
+            takes them from the frame.
 
     Returns:
         A row for each run, checkpoint, quantity and mode: algorithm, test_domain, trial_seed,
@@ -722,13 +731,17 @@ def checkpoints(frame: pd.DataFrame) -> pd.DataFrame:
     complete = runs(frame)
     complete = complete[complete.status == "complete"]
     complete = complete[~complete.test_domain.str.contains(",")]
-    rows = []
-    for run, record in zip(complete.itertuples(), complete.record):
-        of_run = (run.algorithm, run.test_domain, run.trial_seed)
-        for row in _checkpoint_rows(record, str(run.test_domain)):
-            rows.append(of_run + row)
-    columns = ["algorithm", "test_domain", "trial_seed", "step", "quantity", "mode", "value"]
-    return pd.DataFrame(rows, columns=columns)
+    records = complete.record if store is None else store.in_turn(complete.run_id.tolist())
+    points: dict[str, list] = {name: [] for name in _CURVE_COLUMNS}
+    counts = []
+    for test_domain, record in zip(complete.test_domain, records, strict=True):
+        rows = _checkpoint_rows(record, str(test_domain))
+        counts.append(len(rows))
+        for values, column in zip(points.values(), zip(*rows)):
+            values.extend(column)
+    of_run = complete[["algorithm", "test_domain", "trial_seed"]]
+    repeated = of_run.loc[of_run.index.repeat(counts)].reset_index(drop=True)
+    return pd.concat([repeated, pd.DataFrame(points)], axis=1)
 
 # %% ../../nbs/07_analysis/01_results.ipynb #def-available
 @public(studies=Sequence[str], store=Place)

@@ -146,8 +146,18 @@ def _baseline_of(rows: pd.DataFrame) -> str:
     return "ERM" if "ERM" in set(rows.algorithm) else str(rows.algorithm.iloc[0])
 
 
-def _section(title: str, rows: pd.DataFrame, notes: list[str], records: list[Record]) -> _Section:
-    """Compute a section of the page from the selected rows of a table."""
+def _section(
+    title: str, rows: pd.DataFrame, notes: list[str], records: list[Record], store: RunStore
+) -> _Section:
+    """Compute a section of the page.
+
+    Args:
+        title: its title.
+        rows: the selected rows of its table.
+        notes: remarks on the selection.
+        records: records or outlines of all runs.
+        store: the folder of runs, from which checkpoints are read.
+    """
     baseline = _baseline_of(rows)
     differences = pd.DataFrame()
     detectable = pd.DataFrame()
@@ -159,9 +169,9 @@ def _section(title: str, rows: pd.DataFrame, notes: list[str], records: list[Rec
         detectable = minimum_detectable_difference(rows, baseline=row)
         verdict = str(accuracy_verdict(rows, row))
     run_ids = list(dict.fromkeys(rows.run_id))
-    chosen = [record for record in records if summary_of(record).run_id in set(run_ids)]
-    selected = frame_of(chosen)
-    curves = checkpoints(selected)
+    shown = set(run_ids)
+    selected = frame_of([record for record in records if summary_of(record).run_id in shown])
+    curves = checkpoints(selected, store)
     return _Section(
         title=title,
         baseline=row_name(baseline, first_mode),
@@ -286,16 +296,18 @@ def study_page(study, store: RunStore | None = None, output="reports") -> Path:
         HmoeError: if no run of the study is complete, if no table can be made, and for a study of
             the toy.
     """
+    named = study
     study = read_study(study)
     if any(TOY in runs.datasets for runs in study.runs):
         raise HmoeError("studies of the toy have no report.", fix="hmoe reproduce hmoe_fig3.")
     store = store or RunStore()
-    records, missing = collect_study(study, store)
+    records, missing = collect_study(named, store, outlines=study.rule == "training-domain")
+    frame = frame_of(records)
     tables, refused, chosen = selected_tables(records, study.rule, study.selectable_trials)
     sections = []
     for title, _, notes in tables:
         rows = chosen[chosen.table == title].assign(status="complete")
-        sections.append(_section(title, rows, notes, records))
+        sections.append(_section(title, rows, notes, records, store))
     with plt.ioff(), plt.rc_context():
         use_style()
         plt.rcParams.update({"svg.hashsalt": "", "svg.fonttype": "none"})
@@ -315,8 +327,8 @@ def study_page(study, store: RunStore | None = None, output="reports") -> Path:
         refused={title: str(error) for title, error in refused.items()},
         missing=missing,
         runs=len(records),
-        hours=_training_hours(frame_of(records)),
-        environments=environment_table(frame_of(records)),
+        hours=_training_hours(frame),
+        environments=environment_table(frame),
         version=__version__,
     )
     path = ensure_writable(expanded(output).absolute()) / f"{study.name}.html"

@@ -230,10 +230,18 @@ def report_command(
         if formats:
             cause = "--format is for the files of a notebook page."
             raise HmoeError(cause, fix="add --notebook, or leave --format out.")
-        from hmoe_repro.apps.study_page import study_page
+        from hmoe_repro.studies.kept_pages import written_or_kept
+        from hmoe_repro.training.store import RunStore
 
-        keep_existing(Path(output).expanduser() / f"{name}.html", overwrite=overwrite)
-        return print_written(study_page(study, output=output))
+        def write() -> Path:
+            """Make the page. Its module imports pandas and matplotlib."""
+            from hmoe_repro.apps.study_page import study_page
+
+            return study_page(study, output=output)
+
+        page = Path(output).expanduser() / f"{name}.html"
+        keep_existing(page, overwrite=overwrite)
+        return print_written(written_or_kept(study, RunStore(), page, write))
     from hmoe_repro.report.render import DEFAULT_FORMATS
     from hmoe_repro.report.study_report import report_study
 
@@ -289,6 +297,7 @@ def _benches() -> dict:
     from hmoe_repro.bench.grouping_trials import GROUPINGS
     from hmoe_repro.bench.layers import LAYERS
     from hmoe_repro.bench.registry_costs import REGISTRY
+    from hmoe_repro.bench.store_commands import STORE
     from hmoe_repro.bench.sweep_overhead import SWEEPS
     from hmoe_repro.bench.systems import SYSTEMS
     from hmoe_repro.bench.updates import UPDATE_SPEED
@@ -302,13 +311,15 @@ def _benches() -> dict:
         REGISTRY,
         SYSTEMS,
         SWEEPS,
+        STORE,
     )
     return {bench.what: bench for bench in benches}
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-bench-command
 def bench_command(
     what: Annotated[
-        str, option("updates, moe, algorithms, registry, frozen, groupings, systems or sweep.")
+        str,
+        option("updates, moe, algorithms, registry, frozen, groupings, systems, sweep or store."),
     ] = "updates",
     rounds: Annotated[int, option("How often everything is measured, in turn.", min=3)] = 7,
     scale: Annotated[

@@ -36,13 +36,14 @@ from hmoe_repro.training.store import (
 _RUN = "[0-9a-f]{12}"
 _FILE = r"record\.json|(arrays|state|groups|selected-[\w-]+)\.safetensors"
 _MEMBER = re.compile(f"{_RUN}/({_FILE})")
+_PACKED_FILE = re.compile(_FILE)
 
 
-def _files(folder: Path, states: bool, weights: bool, arrays: bool) -> list[str]:
-    """List the names of the files of a run that are packed.
+def _packed_names(names: list[str], states: bool, weights: bool, arrays: bool) -> list[str]:
+    """Return the names of the files of a run that are packed.
 
     Args:
-        folder: the folder of the run.
+        names: names of the files in the folder of the run.
         states: whether the state of a half-done run is packed, and its weights with it.
         weights: whether the selected weights are packed.
         arrays: whether the arrays are packed.
@@ -50,8 +51,7 @@ def _files(folder: Path, states: bool, weights: bool, arrays: bool) -> list[str]
     Returns:
         The sorted names. The list is empty without a record or a state to resume from.
     """
-    names = [path.name for path in folder.iterdir()]
-    names = sorted(name for name in names if _MEMBER.fullmatch(f"{folder.name}/{name}"))
+    names = sorted(filter(_PACKED_FILE.fullmatch, names))
     if "record.json" in names:
         states = False
     elif not states or "state.safetensors" not in names:
@@ -65,9 +65,14 @@ def _files(folder: Path, states: bool, weights: bool, arrays: bool) -> list[str]
     }
     return [name for name in names if packed[re.split(r"\W", name)[0]]]
 
+
+def _files(folder: Path, states: bool, weights: bool, arrays: bool) -> list[str]:
+    """List the names of the files of a run that are packed, as `_packed_names`."""
+    return _packed_names(os.listdir(folder), states, weights, arrays)
+
 # %% ../../nbs/06_studies/14_export_import.ipynb #def-archive
 _DIGEST = "HMOE.sha256"
-_LEVEL = 6  # of compression: 9 takes longer, and records become hardly smaller
+_LEVEL = 4  # of compression: 6 takes half as long again, for records smaller by a seventh
 MAX_FILE_BYTES = 4 * 2**30  # limit for a file in an archive
 MAX_RECORD_BYTES = 64 * 2**20  # limit for a record, which is read as a whole
 
@@ -102,6 +107,7 @@ def _write_archive(files: Iterator[tuple[str, Path]], file: BinaryIO) -> list[st
                     member.pax_headers = {_DIGEST: digest}
                     source.seek(0)
                     archive.addfile(member, source)
+                    archive.getmembers().clear()  # otherwise the headers of all files are kept
                     names.append(name)
     return names
 
@@ -120,21 +126,26 @@ def _files_to_pack(
         weights: as in `_files`.
         arrays: as in `_files`.
     """
-    folders = [path for path in store.folder.glob("?" * 12) if re.fullmatch(_RUN, path.name)]
+    names = os.listdir(store.folder) if store.folder.is_dir() else []
+    present = sorted(filter(re.compile(_RUN).fullmatch, names))
     if run_ids is not None:
         wanted = set(run_ids)
-        folders = [folder for folder in folders if folder.name in wanted]
-    whole = store.statuses([folder.name for folder in sorted(folders)], warn=True)
-    for folder in sorted(folders):
-        run_id = folder.name
-        if store.record_path(run_id).exists() and run_id not in whole:
+        present = [run_id for run_id in present if run_id in wanted]
+    whole = store.statuses(present, warn=True)
+    for run_id in present:
+        folder = store.path(run_id)
+        try:
+            names = os.listdir(folder)
+        except NotADirectoryError:
+            continue
+        if "record.json" in names and run_id not in whole:
             continue
         try:
-            check_files(folder, f"run {run_id}")
+            check_files(folder, f"run {run_id}", names)
         except HmoeError as error:
             warnings.warn(f"left out: {error}", stacklevel=2)
             continue
-        for name in _files(folder, states, weights, arrays):
+        for name in _packed_names(names, states, weights, arrays):
             yield f"{run_id}/{name}", plain_file(folder / name, "read")
 
 
@@ -181,7 +192,7 @@ def pack_runs(
 
     write_atomic(path, write)
     packed = {name.partition("/")[0] for name in names}
-    ended = sum(f"{run_id}/record.json" in names for run_id in packed)
+    ended = len({name for name in names if name.endswith("/record.json")})
     half_done = plural(len(packed) - ended, "half-done run")
     size = f"{path.stat().st_size / 2**20:.1f} MiB"
     return f"{ended} finished or failed and {half_done} in {path.name}, {size}"

@@ -9,6 +9,7 @@ __all__ = ['rank', 'search_configs', 'only_algorithms', 'split_into_tables', 'hp
 import functools
 import itertools
 import json
+import marshal
 import math
 from collections.abc import Collection, Mapping, Sequence
 
@@ -19,7 +20,7 @@ from ..core.errors import HmoeError, check_choice
 from .filters import run_fields
 from .study_file import domain_names
 from ..training.run_config import RunConfig
-from ..training.selection import RULES, Record, best_model
+from ..training.selection import RULES, Record, best_model, usable_modes
 
 # %% ../../nbs/06_studies/06_search.ipynb #def-rank
 def rank(algorithm: str) -> tuple:
@@ -229,6 +230,26 @@ def _texts_of_values(values: list) -> list:
 _ABSENT = object()  # value of a name that a dictionary lacks
 
 
+def _distinct(dictionaries: list[dict]) -> tuple[list[dict], list[int]]:
+    """Return the distinct dictionaries, and for each dictionary its position among them.
+
+    Runs of a study have few. Equal ones may count as two, if their order or types differ.
+    """
+    position_of: dict[bytes, int] = {}
+    distinct = []
+    positions = []
+    for values in dictionaries:
+        try:
+            key = marshal.dumps(values, 2)  # this version has no references
+        except ValueError:  # a value that is no JSON
+            return dictionaries, list(range(len(dictionaries)))
+        position = position_of.setdefault(key, len(distinct))
+        if position == len(distinct):
+            distinct.append(values)
+        positions.append(position)
+    return distinct, positions
+
+
 def _texts(
     series: pd.Series, only: list[str] | None = None, without: Collection[str] = ()
 ) -> pd.DataFrame:
@@ -239,15 +260,19 @@ def _texts(
         only: the names that are kept. None: all.
         without: names that are left out.
     """
-    dictionaries = list(series)
-    names = only
-    if names is None:
-        every = dict.fromkeys(itertools.chain(*dictionaries))
-        names = [name for name in every if name not in without]
+    kept = []
+    for values in series:
+        if only is None:
+            kept.append({name: value for name, value in values.items() if name not in without})
+        else:
+            kept.append({name: values[name] for name in only if name in values})
+    dictionaries, positions = _distinct(kept)
+    names = list(dict.fromkeys(itertools.chain(*dictionaries))) if only is None else only
     columns = {}
     for name in names:
         columns[name] = _texts_of_values([values.get(name, _ABSENT) for values in dictionaries])
-    return pd.DataFrame(columns, series.index, names, dtype=object)
+    distinct = pd.DataFrame(columns, range(len(dictionaries)), names, dtype=object)
+    return distinct.take(positions).set_axis(series.index)
 
 
 def _kinds(table: pd.DataFrame) -> pd.DataFrame:
@@ -339,7 +364,7 @@ def _without_dictionaries(texts: pd.DataFrame) -> pd.DataFrame:
     parts = []
     for name in texts:
         column = texts[name]
-        if not column.map(lambda text: str(text).startswith("{")).any():
+        if not any(str(text).startswith("{") for text in set(column.tolist())):
             parts.append(column)
             continue
         values = [json.loads(text) if isinstance(text, str) else None for text in column]
@@ -436,7 +461,7 @@ def _cell(
         records = by_draw.get(draw, [])
         mode = next(iter(records[0]["selected"])) if records else "default"
         try:
-            best_model(records, test_domain, rule, mode)
+            best_model(records, test_domain, rule, mode, usable_modes(records, rule))
         except HmoeError as error:
             lacking.setdefault(str(error), []).append(draw)
         else:
@@ -445,8 +470,10 @@ def _cell(
         return [], lacking
     first = next(iter(usable.values()))
     rows = []
+    records = list(usable.values())
+    modes = usable_modes(records, rule)
     for mode in first["selected"]:
-        chosen = best_model(list(usable.values()), test_domain, rule, mode)
+        chosen = best_model(records, test_domain, rule, mode, modes)
         row = {
             "algorithm": first["config"]["algorithm"],
             "mode": mode,

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Accuracies', 'RuleName', 'RULES', 'Checkpoint', 'Selected', 'InDomain', 'Record', 'validation_accuracy',
            'test_accuracy', 'training_domain_validation', 'in_domain_accuracy', 'protocol_name', 'selection_mode_of',
-           'differing_selection', 'best_model', 'select_model']
+           'differing_selection', 'usable_modes', 'best_model', 'select_model']
 
 # %% ../../nbs/05_training/04_selection.ipynb #imports
 import functools
@@ -486,11 +486,32 @@ def _offer(run: Record, runs: list[Record], test_domain: str, rule: str, mode: s
     }
 
 # %% ../../nbs/05_training/04_selection.ipynb #def-best-model
-def best_model(records: list[Record], test_domain: str, rule: str, mode: str) -> dict:
-    """Return the result of `select_model`, whose arguments are not checked one by one."""
+def usable_modes(records: list[Record], rule: str) -> set[str]:
+    """Return the inference modes of some runs, if a rule can choose among these runs.
+
+    Raises:
+        HmoeError: otherwise.
+    """
     check_choice(rule, RULES, "selection rule")
     _refuse_protocols(records, rule)
-    modes = _known_modes(records)
+    return _known_modes(records)
+
+
+def best_model(
+    records: list[Record], test_domain: str, rule: str, mode: str, modes: set[str]
+) -> dict:
+    """Return the result of `select_model`, whose arguments are not checked one by one.
+
+    Args:
+        records: as in `select_model`.
+        test_domain: as in `select_model`.
+        rule: as in `select_model`.
+        mode: the inference mode.
+        modes: `usable_modes` of the records.
+
+    Raises:
+        HmoeError: as `select_model`.
+    """
     check_choice(mode, sorted(modes) or [mode], "inference mode of these runs")
     runs_of_seed = {}
     for record in records:
@@ -531,4 +552,4 @@ def select_model(
         HmoeError: for an unknown rule or mode, for runs of two protocols, and for runs or
             accuracies that the rule lacks.
     """
-    return best_model(records, test_domain, rule, mode)
+    return best_model(records, test_domain, rule, mode, usable_modes(records, rule))

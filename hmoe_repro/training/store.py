@@ -17,7 +17,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
@@ -299,6 +299,7 @@ INDEX_FILE = ".index.sqlite"  # in the folder of runs
 PREDICTIONS_FILE = "predictions.safetensors"  # in the folder of a run
 _WORTH_AN_INDEX = 100  # records
 _CHUNK = 500  # outlines that are parsed together
+_IN_TURN = 100  # records that are in memory together
 
 
 def _index_version() -> str:
@@ -399,6 +400,14 @@ class _RecordPass:
             self._checked(run_id, content, state)
         return self.known[run_id]
 
+    def status(self, run_id: str) -> str:
+        """Return the status in a record, as `entry`."""
+        return self.entry(run_id).label
+
+    def digest(self, run_id: str) -> str:
+        """Return the SHA-256 of the file of a record, as `entry`."""
+        return self.entry(run_id).digest
+
     def __enter__(self) -> "_RecordPass":
         return self
 
@@ -465,8 +474,11 @@ class _ManyRecords:
 
     def statuses(self, run_ids: Sequence[str], warn: bool = False) -> dict[str, str]:
         """Return run -> status of those runs that have a record, as `read_all`."""
-        entries = self._each(_RecordPass.entry, run_ids, warn)
-        return {run_id: entry.label for run_id, entry in entries.items()}
+        return self._each(_RecordPass.status, run_ids, warn)
+
+    def digests(self, run_ids: Sequence[str], warn: bool = False) -> dict[str, str]:
+        """Return run -> SHA-256 of the file of its record, as `read_all`."""
+        return self._each(_RecordPass.digest, run_ids, warn)
 
     def outlines_of(self, run_ids: Sequence[str], warn: bool = False) -> dict[str, Record]:
         """Return run -> outline of those runs that have a record, as `read_all`."""
@@ -486,6 +498,19 @@ class _ManyRecords:
             HmoeError: for the first damaged record, unless `warn`.
         """
         return self._each(_RecordPass.record, run_ids, warn)
+
+    def in_turn(self, run_ids: Sequence[str], warn: bool = False) -> Iterator[Record]:
+        """Yield the records of those runs that have one, of which few are in memory at a time.
+
+        Args:
+            run_ids: ids of runs, in the order of the records.
+            warn: as in `read_all`.
+
+        Raises:
+            HmoeError: as `read_all`.
+        """
+        for start in range(0, len(run_ids), _IN_TURN):
+            yield from self.read_all(run_ids[start : start + _IN_TURN], warn).values()
 
 # %% ../../nbs/05_training/06_store.ipynb #def-runstore
 class RunStore(_ManyRecords):
@@ -595,17 +620,23 @@ class RunStore(_ManyRecords):
             ) from None
 
 # %% ../../nbs/05_training/06_store.ipynb #def-check-files
-def check_files(folder: Path, label: str):
+def check_files(folder: Path, label: str, names: Sequence[str] | None = None):
     """Check the sealed files in the folder of a run.
 
     Args:
         folder: folder of the run.
         label: name of the run in error messages.
+        names: names of the files in the folder. None lists them.
 
     Raises:
         HmoeError: if a file is damaged or names another run.
     """
-    for path in sorted(folder.glob("*.safetensors")):
+    if names is None:
+        names = os.listdir(folder) if folder.is_dir() else []
+    for name in sorted(names):
+        if not name.endswith(".safetensors"):
+            continue
+        path = folder / name
         if not path.is_file():
             continue  # a special file is refused when it is read
         try:
