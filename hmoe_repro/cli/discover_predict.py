@@ -132,7 +132,7 @@ def _train_on_groups(
     groups = groups_to_train(findings)
     trained = train_groups(folder, groups, algorithm, seeds, **given)
     say_frame(f"{trained.algorithm} on the groups", text_table(trained.table.round(1)))
-    say(trained.verdict, trained.note)
+    say(trained.verdict, trained.note, trained.kept)
     print_written(trained.save(report / "group_training.csv"))
     say("its model, to predict for other pictures (NEW_PICTURES is their folder):")
     print(f"  hmoe predict --model {trained.run_id} NEW_PICTURES", flush=True)
@@ -187,7 +187,10 @@ _NamesOption = Annotated[str | None, option("Names of the groups, the largest fi
 _SortOption = Annotated[str | None, option("Copy the images into this new folder, by group.")]
 _TrainOption = Annotated[
     str | None,
-    option("Then train this algorithm on the groups, such as GroupDRO, and compare it with ERM."),
+    option(
+        "Then compare this algorithm, such as GroupDRO, with ERM by group, and keep a model of it "
+        "that is trained on all images."
+    ),
 ]
 # options that the commands of the page have in another form, or not at all
 _NOT_REPEATED = "output groups sort_into links serve open_ overwrite train seeds"

@@ -267,6 +267,17 @@ def _test_size_entry(trainer: Trainer) -> dict:
     return {"test_size": sum(len(trainer.splits[domain]["in"]) for domain in test_domains)}
 
 
+def _sizes_entry(trainer: Trainer) -> dict:
+    """Return the entry of a final model: how many images it was trained and validated on."""
+    if trainer.config.test_domains:
+        return {}
+    sizes = {"training": 0, "validation": 0}
+    for parts in trainer.splits.values():
+        sizes["training"] += len(parts["in"])
+        sizes["validation"] += len(parts["out"])
+    return {"sizes": sizes}
+
+
 def _in_domain_entries(trainer: Trainer) -> dict:
     """Return the entries of a record about test images of the training domains, or {}."""
     accuracies = in_domain_accuracy(
@@ -322,6 +333,7 @@ def _train(session: _Session) -> dict:
         **_measure(trainer, session.folder),
         **_predictions_entry(session, trainer, selected),
         **_test_size_entry(trainer),
+        **_sizes_entry(trainer),
         "resumed": resumed,
         "parts": parts,
         "wall_time_s": time.perf_counter() - started,
