@@ -298,7 +298,7 @@ _SkipDamagedOption = Annotated[
 
 
 def predict_command(
-    folder: Annotated[str, argument("An image file, or a folder of images with its subfolders.")],
+    folder: Annotated[str, argument("An image, a folder of images, or a table of numbers.")],
     model: Annotated[
         list[str],
         option("A run of `hmoe runs`, or a folder of `hmoe export`; repeatable: an ensemble."),
@@ -317,7 +317,7 @@ def predict_command(
     ] = False,
     overwrite: options.OverwriteOption = False,
 ):
-    """Predict the class of every image of a folder, into a CSV file.
+    """Predict the class of every image of a folder, or of every line of a table, into a CSV file.
 
     Files that cannot be predicted are listed with the reason. If one of them is a picture, the
     status is 1, unless --skip-unreadable allows it. The CSV file has all others.
@@ -326,9 +326,11 @@ def predict_command(
     gate_value, and for a run of `hmoe discover` by features also group. The group is that of the
     page of `discover`: prefer it to the expert. Probabilities are often too high, and
     `hmoe evaluate` measures by how much. Several runs predict together: their logits are averaged.
+    For a table of numbers the first column is line instead of file.
 
     Example:
         hmoe predict --model RUN path/to/new
+        hmoe predict --model RUN new_patients.csv
         hmoe predict --model RUN --model OTHER_RUN path/to/new
     """
     from hmoe_repro.apps.own_images import other_files
@@ -346,10 +348,11 @@ def predict_command(
         table, unreadable = predict_folder(trained, folder, mode, True, progress)
     write_atomic(Path(output), predictions_csv(table))
     left_out = [LeftOut(file, reason, DAMAGED_FIX) for file, reason in unreadable]
-    left_out += other_files(folder)
+    left_out += [] if trained.columns else other_files(folder)
     _print_left_out(left_out, len(left_out))
     counted = f", {plural(len(left_out), 'file')} left out" if left_out else ""
-    print(f"{plural(len(table), 'image')} in {path_from_here(output)}{counted}")
+    item = "row" if trained.columns else "image"
+    print(f"{plural(len(table), item)} in {path_from_here(output)}{counted}")
     if any(entry.is_picture for entry in left_out) and not skip_unreadable:
         raise typer.Exit(1)
 

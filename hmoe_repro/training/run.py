@@ -218,12 +218,17 @@ class _Session:
 
 
 def _names(trainer: Trainer) -> dict:
-    """Return the metadata of weights: classes and training domains in order, and input shape."""
-    return {
+    """Return the metadata of weights: classes and training domains in order, and input shape.
+
+    Names of columns are added for rows of numbers.
+    """
+    names = {
         "classes": list(trainer.data.class_names),
         "domains": trainer.domains,
         "input_shape": list(trainer.data.input_shape),
     }
+    columns = getattr(trainer.data, "columns", None)
+    return names | {"columns": list(columns)} if columns else names
 
 
 def _train_to_end(session: _Session, trainer: Trainer, started: float, parts: list[dict]):
