@@ -656,7 +656,7 @@ def _words(columns: list[str]) -> str:
 def _as_numbers(rows) -> np.ndarray:
     """Return rows as floats, and raise `HmoeError` for texts, missing and infinite values."""
     try:
-        values = np.asarray(rows, dtype=np.float64)
+        values = np.ascontiguousarray(rows, dtype=np.float64)
     except (TypeError, ValueError) as error:
         cause = f"the rows are not numbers ({first_line(error)})."
         raise HmoeError(cause, fix="numbers in all columns of the model.") from None

@@ -106,7 +106,7 @@ def data_sheet(
 
 # %% ../../nbs/02_data/15_data_sheet.ipynb #def-column-sheet
 MOST_COLUMNS = 12  # rows of a sheet of columns
-_BINS = 30
+_BINS = 20
 
 
 def _values(data: MultiDomainDataset, position: int, column: int, label: int) -> np.ndarray:

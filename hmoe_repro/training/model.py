@@ -246,8 +246,8 @@ def missing_weights(path: Path) -> HmoeError:
     """Return the error for weights that are not in the folder of a finished run."""
     return HmoeError(
         f"the weights {path} are not here (published records and archives come without them).",
-        fix=f"`hmoe pack --weights` where the run was trained, or remove {path.parent} and train "
-        "the run again. A run whose record is complete is not trained again while it is there.",
+        fix="`hmoe pack --weights` where the run was trained, or train it again: `hmoe train` with "
+        "its options and --overwrite.",
     )
 
 
