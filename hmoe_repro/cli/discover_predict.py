@@ -517,7 +517,8 @@ def export_command(
 
     trained = load(run, weights, trust_code=trust_code)
     path, difference = export_model(trained, output, format, mode, as_bytes, overwrite)
-    size = f"{path.stat().st_size / 1e6:.1f} MB"
+    count = path.stat().st_size
+    size = f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count / 1e3:.0f} kB"
     say(f"{path}: {size}, differs from the library by at most {difference:.0e}")
     say("with config.json and README.md, the model card: the folder can be uploaded")
     print_written(path.parent)
