@@ -12,7 +12,8 @@
 
 Compare algorithms: `compare`. Group one's own images: `discover`. Predict: `load`.
 Build: `get_algorithm`, `Algorithm`, `register`, `load_dataset`, `list_*`.
-Train: `make_config`, `RunConfig`, `find_lr`, `run`, `sweep`. Read records: `results`, `checkpoints`.
+Train: `make_config`, `RunConfig`, `find_lr`, `run`, `sweep`.
+Read records: `results`, `checkpoints`.
 Measure predictions: `evaluate`, `predictions`, `confusion_matrix`.
 A name is imported when it is first used. The command line is `hmoe`, or `python -m hmoe_repro`.
 """

@@ -156,7 +156,7 @@ def group_accuracies(images: pd.DataFrame, baseline: str, algorithm: str) -> pd.
         )
     return pd.DataFrame(rows)
 
-# %% ../../nbs/09_apps/18_train_groups.ipynb #def-train-groups
+# %% ../../nbs/09_apps/18_train_groups.ipynb #def-group-training
 INTERVALS = "Intervals are Student's t over paired seeds, not corrected for the number of groups."
 
 
@@ -198,7 +198,7 @@ class GroupTraining:
 
     @property
     def kept(self) -> str:
-        """What the final model was trained on, in a sentence."""
+        """Sentence on the images of the final model."""
         sizes = self.sizes
         return (
             f"The model that is kept was trained on {plural(sizes['training'], 'image')} of all "
@@ -213,7 +213,7 @@ class GroupTraining:
         write_atomic(path, csv_text(self.table))
         return path
 
-
+# %% ../../nbs/09_apps/18_train_groups.ipynb #def-train-groups
 def _held_out_images(runs: dict, groups: Mapping, store: RunStore, device) -> pd.DataFrame:
     """Return the held-out images of runs (id -> name) as rows of `group_accuracies`."""
     table = predictions(list(runs), roles=["test", "unused"], store=store, device=device)
