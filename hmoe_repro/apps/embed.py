@@ -272,14 +272,14 @@ def embed_network(
     data = data.to(on_device)
 
     @torch.no_grad()
-    def of_network(x: torch.Tensor) -> tuple[torch.Tensor]:
+    def embed_batch(x: torch.Tensor) -> tuple[torch.Tensor]:
         """Return the features of a batch, alone in a tuple."""
         return (_flat(featurizer(x)),)
 
     parts = []
     frames = []
     for domain in data.domain_names:
-        features, frame = _embed_domain(of_network, data, domain, limit, on_device)
+        features, frame = _embed_domain(embed_batch, data, domain, limit, on_device)
         parts.append(features)
         frames.append(frame)
     return Embedded(

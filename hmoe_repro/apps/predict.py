@@ -527,7 +527,7 @@ def predict_folder(
             `forward_files`.
     """
     if model.columns:
-        return predict_rows(model, folder, mode), []
+        return cast(pd.DataFrame, predict_rows(model, folder, mode)), []
     root = expanded(folder)
     if root.suffix.lower() in TABLE_SUFFIXES:
         cause = f"{folder} is a table, and run {model.record['run_id']} was trained on images."

@@ -278,7 +278,7 @@ def train_groups(
         table=group_accuracies(images, BASELINE, shown),
         run_id=final.run_id,
         note=INTERVALS,
-        sizes=store.read(final.run_id)["sizes"],
+        sizes=store.find(final.run_id).get("sizes", {}),
         runs=list(configs),
     )
 

@@ -194,13 +194,14 @@ def data_show_command(
     import matplotlib.pyplot as plt
 
     from hmoe_repro.core.files import keep_existing
+    from hmoe_repro.data.base import MultiDomainDataset
     from hmoe_repro.data.data_sheet import column_sheet, column_table, data_sheet
     from hmoe_repro.data.registry import find_dataset, load_dataset
 
     keep_existing(output, overwrite=overwrite)
     data_dir = configure(data_dir=data_dir)
     data = load_dataset(find_dataset(name), 0, data_dir).with_options(resolution)
-    if getattr(data, "columns", None):
+    if isinstance(data, MultiDomainDataset) and data.columns:
         say_frame(f"{data.name}: mean ± standard deviation", column_table(data, classes))
         figure = column_sheet(data, classes)
     else:
