@@ -12,7 +12,8 @@
 
 Compare algorithms: `compare`. Group one's own images: `discover`. Predict: `load`.
 Build: `get_algorithm`, `Algorithm`, `register`, `load_dataset`, `list_*`.
-Train: `make_config`, `RunConfig`, `run`, `sweep`. Read records: `results`, `checkpoints`.
+Train: `make_config`, `RunConfig`, `find_lr`, `run`, `sweep`.
+Read records: `results`, `checkpoints`.
 Measure predictions: `evaluate`, `predictions`, `confusion_matrix`.
 A name is imported when it is first used. The command line is `hmoe`, or `python -m hmoe_repro`.
 """
@@ -28,6 +29,7 @@ if TYPE_CHECKING:  # for editors and type checkers
     from .analysis.measures import confusion_matrix
     from .apps.discover import discover
     from .apps.evaluate import evaluate, predictions
+    from .apps.find_lr import find_lr
     from .apps.predict import load
     from .data.registry import list_datasets, load_dataset
     from .networks.registry import list_networks
@@ -45,6 +47,7 @@ __all__ = [
     "confusion_matrix",
     "discover",
     "evaluate",
+    "find_lr",
     "get_algorithm",
     "list_algorithms",
     "list_datasets",
@@ -66,6 +69,7 @@ _MODULES = {  # public name -> the module that defines it
     "confusion_matrix": "analysis.measures",
     "discover": "apps.discover",
     "evaluate": "apps.evaluate",
+    "find_lr": "apps.find_lr",
     "get_algorithm": "algorithms",
     "list_algorithms": "algorithms",
     "list_datasets": "data.registry",

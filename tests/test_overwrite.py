@@ -7,6 +7,11 @@ import typer
 from commands import hmoe
 
 from hmoe_repro.cli.app import COMMANDS, app
+from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.training.model import load_model, selected_path
+from hmoe_repro.training.planning import make_config
+from hmoe_repro.training.run import run
+from hmoe_repro.training.store import RunStore, outcome
 
 PATHS = {
     "output",
@@ -103,3 +108,53 @@ def test_with_the_option_the_file_is_replaced(tmp_path):
     assert table.read_text() == "my work"
     assert hmoe(*words, "--overwrite", **variables).returncode == 0
     assert table.read_text().startswith("file,finding")
+
+
+def test_train_says_that_weights_are_missing_and_trains_again_if_asked(tmp_path):
+    given = ["train", "--algorithm", "ERM", "--dataset", "DigitDomainsTiny", "--network"]
+    given += ["small_cnn", "--steps", "4", "--device", "cpu", "--test-domain"]
+    for domain in ("photo", "sketch"):
+        assert hmoe(*given, domain, folder=tmp_path).returncode == 0
+    store = RunStore(tmp_path / "runs")
+    options = {"network": "small_cnn", "steps": 4}
+    run_id, other = [
+        make_config("ERM", "DigitDomainsTiny", [domain], **options).run_id
+        for domain in ("photo", "sketch")
+    ]
+    first = store.read(run_id)
+    kept = store.read(other)
+    weights = selected_path(store.path(run_id), "default")
+    before = weights.read_bytes()
+    assert "--overwrite" not in hmoe(*given, "photo", folder=tmp_path).stdout
+    weights.unlink()
+    seen = hmoe(*given, "photo", folder=tmp_path)
+    assert seen.returncode == 0
+    assert "--overwrite" in seen.stdout
+    assert not weights.exists()
+    assert store.read(run_id) == first
+    with pytest.raises(HmoeError, match="--overwrite"):
+        load_model(run_id, store=store)
+    again = hmoe(*given, "photo", "--overwrite", folder=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert "--overwrite" not in again.stdout
+    assert weights.read_bytes() == before
+    assert outcome(store.read(run_id)) == outcome(first)
+    assert store.read(run_id)["wall_time_s"] != first["wall_time_s"]
+    assert store.read(other) == kept
+
+
+def test_overwrite_continues_a_training_that_was_stopped(tmp_path):
+    def stop(step, steps):
+        if step == 9:
+            raise KeyboardInterrupt
+
+    options = {"network": "small_cnn", "steps": 12, "checkpoint_frequency": 3}
+    config = make_config("ERM", "DigitDomainsTiny", ["photo"], **options)
+    store = RunStore(tmp_path / "runs")
+    with pytest.raises(KeyboardInterrupt):
+        run(config, store, on_step=stop)
+    given = ["train", "--algorithm", "ERM", "--dataset", "DigitDomainsTiny", "--network"]
+    given += ["small_cnn", "--steps", "12", "--checkpoint-frequency", "3", "--device", "cpu"]
+    done = hmoe(*given, "--test-domain", "photo", "--overwrite", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert store.read(config.run_id)["resumed"]

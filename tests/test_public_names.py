@@ -16,7 +16,7 @@ from hmoe_repro.core.names import matching_names
 
 PROMISED = {
     "Algorithm", "RunConfig", "checkpoints", "compare", "confusion_matrix", "discover",
-    "evaluate", "get_algorithm", "predictions",
+    "evaluate", "find_lr", "get_algorithm", "predictions",
     "list_algorithms", "list_datasets", "list_networks", "load", "load_dataset", "register",
     "results", "run", "sweep",
 }  # fmt: skip

@@ -1,19 +1,30 @@
 """Rows of numbers: read by line and column, standardised by the training domains, trained by every
 algorithm that needs no image."""
 
+import json
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from commands import hmoe
 
 from hmoe_repro.algorithms import algorithm_names, get_algorithm
 from hmoe_repro.algorithms.conformance import check_algorithm
 from hmoe_repro.apps.compare import compare
+from hmoe_repro.apps.export import FORMATS, TOLERANCE, export_model, run_graph
 from hmoe_repro.apps.predict import load
 from hmoe_repro.core.errors import HmoeError
-from hmoe_repro.core.feature_tables import AGREEMENT, read_features, spurious_columns
+from hmoe_repro.core.feature_tables import AGREEMENT, read_features, read_rows, spurious_columns
 from hmoe_repro.data.base import as_dataset
-from hmoe_repro.data.registry import find_dataset, keep_data, kept_data, load_dataset
+from hmoe_repro.data.data_sheet import column_sheet, column_table
+from hmoe_repro.data.registry import (
+    find_dataset,
+    keep_data,
+    kept_data,
+    load_dataset,
+    register_dataset,
+)
 from hmoe_repro.networks.registry import make_encoder, make_featurizer
 from hmoe_repro.networks.small import RowNet, Standardise, standardise_columns
 from hmoe_repro.training.model import load_model
@@ -119,8 +130,10 @@ def test_a_run_keeps_the_units_with_its_weights_and_predicts_for_new_rows(tmp_pa
     assert (predicted.numpy() == y).mean() > 0.85
     assert record["selected"]["default"]["test_accuracy"] < 0.6
     assert 4500 < algorithm.featurizer.standardise.mean[3] < 5500
-    with pytest.raises(HmoeError, match="rows of 4 numbers"):
-        load(config.run_id, store=store)
+    model = load(config.run_id, store=store)
+    assert model.columns == ["signal_1", "signal_2", "spurious", "noise"]
+    table = model.predict(x)
+    assert [int(name) for name in table["class"]] == predicted.tolist()
 
 
 def test_a_run_that_is_killed_resumes_bitwise(tmp_path):
@@ -272,3 +285,168 @@ def test_rows_are_compared_by_domain():
     compared = compare(["ERM", "GroupDRO"], table.domains, seeds=1, steps=2, jobs=1)
     assert set(compared.frame.test_domain) == set(AGREEMENT)
     assert set(compared.frame.network) == {"mlp"}
+
+
+@pytest.fixture(scope="module")
+def patients(tmp_path_factory, own_names_of_file):
+    """A folder with a table, new rows in another order, and runs of ERM and HMOE on the table."""
+    place = tmp_path_factory.mktemp("patients")
+    frames = []
+    for domain, (x, y) in spurious_columns(per_domain=40, seed=2).domains.items():
+        frame = pd.DataFrame(x, columns=["Age", "pulse", "marker", "dose"])
+        frames.append(frame.assign(**{"class": np.where(y, "ill", "well"), "domain": domain}))
+    table = pd.concat(frames, ignore_index=True)
+    table.to_csv(place / "ward.csv", index=False)
+    new = table[["dose", "marker", "pulse", "Age"]].sample(9, random_state=0)
+    new.insert(0, "name", [f"n{i}" for i in range(9)])
+    new.to_csv(place / "new.csv", index=False)
+    (place / "picture.png").write_bytes(b"")
+    runs = {}
+    for algorithm in ("ERM", "HMOE-DL"):
+        given = ["train", "--algorithm", algorithm, "--dataset", str(place / "ward.csv")]
+        given += ["--test-domain", NEW, "--steps", "40", "--device", "cpu"]
+        done = hmoe(*given, folder=place)
+        assert done.returncode == 0, done.stderr
+        runs[algorithm] = done.stdout.split(", run ")[1].split()[0]
+    return place, runs, table, new
+
+
+def test_a_table_is_predicted_by_name_of_column(patients):
+    place, runs, _, new = patients
+    for algorithm, run_id in runs.items():
+        given = ["predict", "--model", run_id, "new.csv", "--output", f"{algorithm}.csv"]
+        done = hmoe(*given, folder=place)
+        assert done.returncode == 0, done.stderr
+        assert "9 rows" in done.stdout
+        written = pd.read_csv(place / f"{algorithm}.csv")
+        assert written.line.tolist() == list(range(2, 11))
+        network, _ = load_model(run_id, store=RunStore(place / "runs"))
+        x = torch.tensor(new[["Age", "pulse", "marker", "dose"]].values.tolist())
+        by_hand = network.predict(x).softmax(1).max(1)
+        assert written.probability.tolist() == pytest.approx(by_hand.values.tolist(), abs=6e-5)
+        classes = ["ill", "well"]
+        assert written["class"].tolist() == [classes[i] for i in by_hand.indices.tolist()]
+        assert written.nearest_domain.notna().all() == (algorithm == "HMOE-DL")
+
+
+def test_rows_in_memory_are_predicted_as_those_of_the_table(patients):
+    place, runs, _, new = patients
+    model = load(runs["ERM"], store=RunStore(place / "runs"))
+    by_file = model.predict(str(place / "new.csv"))
+    columns = ["Age", "pulse", "marker", "dose"]
+    rows = new[columns].to_numpy()
+    by_array = model.predict(rows)
+    assert by_array.row.tolist() == list(range(9))
+    pd.testing.assert_frame_equal(by_array.iloc[:, 1:], by_file.iloc[:, 1:])
+    lower = new.rename(columns=str.lower)
+    pd.testing.assert_frame_equal(model.predict(lower).iloc[:, 1:], by_file.iloc[:, 1:])
+    one = model.predict(rows[3])
+    assert one["probability"] == pytest.approx(by_file.probability[3])
+    assert model.predict(dict(zip(model.columns, rows[3]))) == one
+    together = load(list(runs.values()), store=RunStore(place / "runs"))
+    assert len(together.predict(rows)) == 9
+
+
+@pytest.mark.parametrize(
+    "rows, said",
+    [
+        (np.zeros((2, 3)), "shape"),
+        (np.full((2, 4), np.nan), "missing or infinite"),
+        ([["a", 1, 2, 3]], "not numbers"),
+        (np.zeros((0, 4)), "no rows"),
+        (pd.DataFrame({"age": [1.0]}), "no column 'pulse'"),
+        ("picture.png", "no table"),
+        ("absent.csv", "absent.csv"),
+    ],
+)
+def test_rows_that_cannot_be_predicted_are_refused(patients, rows, said):
+    place, runs, _, _ = patients
+    model = load(runs["ERM"], store=RunStore(place / "runs"))
+    with pytest.raises(HmoeError, match=said):
+        model.predict(rows)
+
+
+def test_bad_new_tables_are_named_by_line_and_column(tmp_path):
+    path = tmp_path / "new.csv"
+    for text, said in [
+        ("age\n1\n", "no column pulse"),
+        ("age,pulse\n1,2\n3,fast\n", "line 3.*column pulse has 'fast'"),
+        ("age,pulse\n", "no line"),
+        ("age,pulse,age\n1,2,3\n", "two columns age"),
+    ]:
+        path.write_text(text)
+        with pytest.raises(HmoeError, match=said):
+            read_rows(path, ["Age", "pulse"])
+    path.write_text("id,pulse,AGE\nx,2,1\n")
+    assert read_rows(path, ["Age", "pulse"])[1].tolist() == [[1, 2]]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("algorithm", ["ERM", "HMOE-DL"])
+def test_an_exported_model_of_rows_agrees_for_any_batch(patients, tmp_path, algorithm, format):
+    if format == "onnx":
+        pytest.importorskip("onnxruntime")
+        pytest.importorskip("onnxscript")
+    place, runs, table, _ = patients
+    model = load(runs[algorithm], store=RunStore(place / "runs"))
+    path, difference = export_model(model, tmp_path / "model", format)
+    assert difference < TOLERANCE
+    columns = ["Age", "pulse", "marker", "dose"]
+    rows = torch.tensor(table[columns].to_numpy(), dtype=torch.float32)
+    expected = model.forward_rows(rows)
+    if format == "safetensors":
+        loaded = load(path.parent)
+        assert loaded.columns == ["age", "pulse", "marker", "dose"]
+        found = loaded.forward_rows(rows)
+    else:
+        found = run_graph(path, rows)
+    assert ("gate" in found) == (algorithm == "HMOE-DL")
+    for name in found:
+        np.testing.assert_allclose(found[name], expected[name], atol=TOLERANCE)
+    manifest = json.loads((path.parent / "config.json").read_text(encoding="utf-8"))
+    assert manifest["input"]["columns"] == ["age", "pulse", "marker", "dose"]
+    card = (path.parent / "README.md").read_text(encoding="utf-8")
+    assert "image" not in card
+    if format != "safetensors":
+        with pytest.raises(HmoeError, match="floats"):
+            export_model(model, tmp_path / "bytes", format, as_bytes=True)
+
+
+def test_sequences_are_predicted_and_exported_in_their_shape(tmp_path):
+    x = torch.randn(20, 3, 2, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(20) % 2
+    domains = {"a": (x, y), "b": (x + 1, y), "c": (x - 1, y)}
+    name = "invented sequences"
+    data = as_dataset(domains, columns=["u", "v"])
+    register_dataset(name, domain_names=("a", "b", "c"), summary="")(lambda seed, folder: data)
+    store = RunStore(tmp_path / "runs")
+    config = make_config("ERM", name, ["c"], steps=3)
+    assert run(config, store)["status"] == "complete"
+    model = load(config.run_id, store=store)
+    table = model.predict(x)
+    assert len(table) == 20
+    assert model.predict(x[0])["probability"] == pytest.approx(table.probability[0])
+    path, _ = export_model(model, tmp_path / "model", "torch-export")
+    outputs = run_graph(path, x)["probability"].max(1)
+    np.testing.assert_allclose(outputs, table.probability, atol=TOLERANCE)
+
+
+def test_the_sheet_of_columns_has_the_numbers_of_the_table(patients):
+    place, _, table, _ = patients
+    done = hmoe("data", "show", "ward.csv", "--output", "sheet.png", folder=place)
+    assert done.returncode == 0, done.stderr
+    assert (place / "sheet.png").read_bytes()[:4] == b"\x89PNG"
+    data = load_dataset(find_dataset(str(place / "ward.csv")))
+    summary = column_table(data).set_index(["column", "class"])
+    assert len(summary) == 8
+    of_cell = table[(table["class"] == "ill") & (table.domain == NEW)].marker
+    mean, _, spread = summary.loc[("marker", "ill"), NEW].split()
+    assert float(mean) == pytest.approx(of_cell.mean(), rel=1e-3)
+    assert float(spread) == pytest.approx(of_cell.std(ddof=0), rel=1e-3)
+    figure = column_sheet(data, ["ill"])
+    assert len(figure.axes) == 4 * 4
+    patch = figure.axes[4 * 2 + 3].patches[0].get_xy()  # marker in the new hospital
+    centre = np.average(patch[:-1, 0], weights=patch[:-1, 1] + 1e-12)
+    assert abs(centre - of_cell.mean()) < 0.3
+    with pytest.raises(HmoeError, match="no class 'sick'"):
+        column_table(data, ["sick"])

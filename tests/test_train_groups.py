@@ -1,6 +1,9 @@
 """Training on groups: accuracies by group against those by hand, the worst group first, and a
 command that continues after it was stopped."""
 
+import json
+import shutil
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,6 +12,7 @@ from scipy import stats
 from typer.testing import CliRunner
 
 import hmoe_repro.apps.train_groups as module
+from hmoe_repro.apps.export import export_model
 from hmoe_repro.apps.own_images import HELD_OUT
 from hmoe_repro.apps.predict import load
 from hmoe_repro.apps.train_groups import (
@@ -20,6 +24,7 @@ from hmoe_repro.apps.train_groups import (
 )
 from hmoe_repro.cli.app import app
 from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.data.registry import load_dataset
 from hmoe_repro.training.model import load_model
 from hmoe_repro.training.store import RunStore
 
@@ -119,11 +124,9 @@ def test_a_stopped_training_continues_and_its_table_is_that_of_the_models(
     first = store.find(stopped[0].run_id)
     found = train_groups(folder, groups, seeds=2, store=store, **SMALL)
     assert len(found.runs) == 4
-    assert store.find(found.run_id)["finished"] == first["finished"]  # not trained again
+    assert store.find(stopped[0].run_id)["finished"] == first["finished"]  # not trained again
     table = found.table.set_index("group")
     assert table.index[0] == WORST
-    model = load(found.run_id, store=store)
-    assert model.algorithm.name == "GroupDRO"
     accuracies = {"bright": [], "dark": []}
     for run_id in found.runs:
         algorithm, record = load_model(run_id, store=store)
@@ -141,6 +144,68 @@ def test_a_stopped_training_continues_and_its_table_is_that_of_the_models(
             values.append(100 * right[of_group].mean())
     for group, values in accuracies.items():
         assert table.loc[group, "GroupDRO"] == pytest.approx(np.mean(values))
+
+
+def test_the_kept_model_is_trained_on_all_images(pictures, tmp_path, monkeypatch):
+    folder, groups = pictures
+    monkeypatch.setenv("HMOE_RUNS", str(tmp_path / "runs"))
+    found = train_groups(folder, groups, seeds=2, **SMALL)
+    assert found.run_id not in found.runs
+    # 24 bright and 16 dark images, of which 4 and 3 select the checkpoint
+    assert found.sizes == {"training": 20 + 13, "validation": 4 + 3}
+    record = RunStore().read(found.run_id)
+    assert record["sizes"] == found.sizes
+    assert record["config"]["test_domains"] == []
+    assert record["config"]["algorithm"] == "GroupDRO"
+    assert "test_accuracy" not in record["selected"]["default"]
+    data = module_data(record)
+    assert data.domain_names == ["bright", "dark"]
+    files = {}
+    for position, domain in enumerate(data.domain_names):
+        every = torch_of(np.arange(len(data.labels[position])))
+        files |= dict.fromkeys(data.sample_ids(position, every), domain)
+    assert files == groups
+    model = load(found.run_id)
+    assert model.domain_names == ["bright", "dark"]
+    path, _ = export_model(model, tmp_path / "model")
+    card = (path.parent / "README.md").read_text(encoding="utf-8")
+    assert "33 images; 7 more" in card
+    manifest = json.loads((path.parent / "config.json").read_text(encoding="utf-8"))
+    assert manifest["domains"] == ["bright", "dark"]
+    assert manifest["test_domains"] == []
+    assert manifest["record"]["sizes"] == found.sizes
+    output = tmp_path / "predictions.csv"
+    given = ["predict", "--model", found.run_id, str(folder), "--output", str(output)]
+    done = CliRunner().invoke(app, given)
+    assert done.exit_code == 0, (done.output, done.exception)
+    predicted = pd.read_csv(output).set_index("file")["class"]
+    assert set(predicted.index) == set(groups)
+    algorithm, _ = load_model(found.run_id)
+    for position in range(2):
+        every = torch_of(np.arange(len(data.labels[position])))
+        labels = algorithm.predict(data.inputs(position, every)).argmax(1).tolist()
+        names = [data.class_names[label] for label in labels]
+        assert predicted[data.sample_ids(position, every)].tolist() == names
+
+
+def test_a_domain_that_measures_is_in_the_final_model(pictures, tmp_path):
+    folder, groups = pictures
+    places = {}
+    for file, group in groups.items():
+        label, name = file.split("/")
+        place = "beach" if int(name.split(".")[0]) % 2 else "town"
+        moved = tmp_path / "trips" / place / label / name
+        moved.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(folder / file, moved)
+        places[f"{place}/{file}"] = group
+    settings = {name: value for name, value in SMALL.items() if name != "device"}
+    settings["test_domain"] = "beach"
+    compared = group_config("ERM", tmp_path / "trips", places, **settings)
+    sizes = [len(labels) for labels in load_dataset(compared.dataset).labels]
+    assert sizes == [12, 8, 20]  # bright and dark of the town, the beach
+    final = group_config("ERM", tmp_path / "trips", places, final=True, **settings)
+    assert final.test_domains == ()
+    assert [len(labels) for labels in load_dataset(final.dataset).labels] == [24, 16]
 
 
 def module_data(record):

@@ -8,8 +8,9 @@ __all__ = ['METHODS', 'recorded_features', 'features_of', 'Embedded', 'embed', '
 
 # %% ../../nbs/09_apps/15_embed.ipynb #imports
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -147,21 +148,37 @@ class Embedded:
             raise HmoeError(cause, fix=fix) from None
 
 
-def _embed_domain(algorithm, data: DomainDataset, domain: str, limit: int, device) -> tuple:
-    """Return (features, frame) of at most `limit` images of a domain, drawn by a fixed seed."""
+def _embed_domain(
+    embed_batch: Callable[[torch.Tensor], tuple],
+    data: DomainDataset,
+    domain: str,
+    limit: int,
+    device,
+) -> tuple[np.ndarray, pd.DataFrame]:
+    """Return (features, frame) of at most `limit` images of a domain, drawn by a fixed seed.
+
+    Args:
+        embed_batch: function of inputs (B, ...). It returns a tuple of features (B, D) and, for an
+            algorithm, also predicted classes (B,) and experts (B,), as `features_of`.
+        data: the data set.
+        domain: name of the domain.
+        limit: number of images at most.
+        device: device of the inputs.
+    """
     position = data.domain_index(domain)
     labels = data.labels[position].cpu()
     indices = torch.from_numpy(subset(len(labels), limit))
     batches = []
     for part in indices.split(EVALUATION_BATCH):
-        batches.append(features_of(algorithm, data.inputs(position, part, device)))
-    features, predicted, experts = (torch.cat(parts) for parts in zip(*batches))
+        batches.append(embed_batch(data.inputs(position, part, device)))
+    features, *further = (torch.cat(parts) for parts in zip(*batches))
     frame = pd.DataFrame({"id": describe_samples(data, domain, indices).ids})
     frame["class"] = [data.class_names[label] for label in labels[indices].tolist()]
-    frame["predicted"] = [data.class_names[label] for label in predicted.tolist()]
+    if further:
+        frame["predicted"] = [data.class_names[label] for label in further[0].tolist()]
     frame["domain"] = domain
-    if (experts >= 0).all():
-        frame["expert"] = [f"expert {expert}" for expert in experts.tolist()]
+    if further and (further[1] >= 0).all():
+        frame["expert"] = [f"expert {expert}" for expert in further[1].tolist()]
     return features.numpy(), frame
 
 
@@ -198,10 +215,11 @@ def embed(
     algorithm, _ = restore_model(record, mode, path, str(on_device), trust_code)
     algorithm.eval()
     data = with_precomputed(data, algorithm)
+    of_algorithm = partial(features_of, algorithm)
     parts = []
     frames = []
     for domain in data.domain_names:
-        features, frame = _embed_domain(algorithm, data, domain, limit, on_device)
+        features, frame = _embed_domain(of_algorithm, data, domain, limit, on_device)
         parts.append(features)
         frames.append(frame.assign(held_out=domain in config.test_domains))
     return Embedded(
@@ -211,21 +229,6 @@ def embed(
     )
 
 # %% ../../nbs/09_apps/15_embed.ipynb #def-embed-network
-@torch.no_grad()
-def _embed_images(featurizer, data: DomainDataset, domain: str, limit: int, device) -> tuple:
-    """Return (features, frame) of at most `limit` images of a domain, drawn by a fixed seed."""
-    position = data.domain_index(domain)
-    labels = data.labels[position].cpu()
-    indices = torch.from_numpy(subset(len(labels), limit))
-    features = []
-    for part in indices.split(EVALUATION_BATCH):
-        features.append(_flat(featurizer(data.inputs(position, part, device))))
-    frame = pd.DataFrame({"id": describe_samples(data, domain, indices).ids})
-    frame["class"] = [data.class_names[label] for label in labels[indices].tolist()]
-    frame["domain"] = domain
-    return torch.cat(features).numpy(), frame
-
-
 @public(data_dir=Place | None, device=str | torch.device)
 @undisturbed()
 def embed_network(
@@ -267,10 +270,16 @@ def embed_network(
     seed_everything(seed)
     featurizer = make_featurizer(network, data.input_shape, weights).to(on_device).eval()
     data = data.to(on_device)
+
+    @torch.no_grad()
+    def embed_batch(x: torch.Tensor) -> tuple[torch.Tensor]:
+        """Return the features of a batch, alone in a tuple."""
+        return (_flat(featurizer(x)),)
+
     parts = []
     frames = []
     for domain in data.domain_names:
-        features, frame = _embed_images(featurizer, data, domain, limit, on_device)
+        features, frame = _embed_domain(embed_batch, data, domain, limit, on_device)
         parts.append(features)
         frames.append(frame)
     return Embedded(

@@ -789,6 +789,7 @@ def split_pool(
     trial_seed: int = 0,
     test_domain: str | None = None,
     groups: Mapping[str, str] | None = None,
+    hold_out: bool = True,
 ) -> ImageTree:
     """Divide a pool into the training domain `POOLED`, or one for each group, and `HELD_OUT`.
 
@@ -798,18 +799,24 @@ def split_pool(
         test_domain: a known domain that is held out instead.
         groups: file -> group of all images, which become training domains. The held-out images do
             not depend on it.
+        hold_out: whether images are held out. If not, there is no domain `HELD_OUT`, as for a final
+            model.
 
     Raises:
         HmoeError: for an unknown domain, and if too little is left in all or in a group.
     """
-    held = _held_out(pool, trial_seed, test_domain)
+    held = np.zeros(len(pool.images), bool)
+    if hold_out:
+        held = _held_out(pool, trial_seed, test_domain)
     names = [POOLED]
     parts = [pool.images[~held]]
     if groups is not None:
         group = _training_groups(pool, held, groups)
         names = sorted(group.unique())
         parts = [pool.images[~held & (group == name)] for name in names]
-    parts.append(pool.images[held])
+    if hold_out:
+        names = [*names, HELD_OUT]
+        parts.append(pool.images[held])
 
     def codes_of(column: str, names: list[str]) -> list[torch.Tensor]:
         """Return the indices in `names` of a column, for each part."""
@@ -820,17 +827,19 @@ def split_pool(
     if pool.images.domain.notna().all():
         factors["origin"] = codes_of("domain", pool.domain_names)
     without = f" without {test_domain}" if test_domain else ""
+    if not hold_out:
+        without = ", all images"
     return ImageTree(
         root=pool.root,
         name=f"{pool.root.name}, {'pooled' if groups is None else 'corrected'}{without}",
-        domain_names=[*names, HELD_OUT],
+        domain_names=names,
         class_names=pool.class_names,
         files=[part.file.tolist() for part in parts],
         labels=codes_of("class", pool.class_names),
         notes=pool.notes,
         cache=user_cache(),
         factors=factors,
-        last_is_held_out=True,
+        last_is_held_out=hold_out,
         ledger_name=f"{pool.root.name}, pooled",
     )
 
@@ -840,6 +849,7 @@ def register_pool(
     test_domain: str | None = None,
     classes: bool | Mapping[str, str] = True,
     groups: Mapping[str, str] | None = None,
+    hold_out: bool = True,
 ) -> str:
     """Register the images of a folder as a data set, divided as by `split_pool`.
 
@@ -848,6 +858,7 @@ def register_pool(
         test_domain: as in `split_pool`.
         classes: as in `read_pool`.
         groups: as in `split_pool`.
+        hold_out: as in `split_pool`.
 
     Returns:
         The name of the data set.
@@ -855,15 +866,15 @@ def register_pool(
     Raises:
         HmoeError: as `read_pool` and `split_pool`.
     """
-    tree = split_pool(read_pool(folder, None, classes), 0, test_domain, groups)
+    tree = split_pool(read_pool(folder, None, classes), 0, test_domain, groups, hold_out)
     names = tuple(tree.domain_names)
     summary = f"your folder: {tree.num_classes} classes, {len(tree):,} images"
 
-    @register_dataset(tree.name, domain_names=names, summary=summary, seeded=True)
+    @register_dataset(tree.name, domain_names=names, summary=summary, seeded=hold_out)
     def build(trial_seed, data_dir):
         """Build the data set for a trial seed."""
         pool = read_pool(folder, None, classes)
-        return ImageDataset(split_pool(pool, trial_seed, test_domain, groups))
+        return ImageDataset(split_pool(pool, trial_seed, test_domain, groups, hold_out))
 
     # the folder may have changed since it was last read
     load_dataset.cache_clear()  # pyright: ignore[reportFunctionMemberAccess]

@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['CONFIG_FILE', 'WEIGHTS_FILE', 'TrainedModel', 'LogitAverage', 'member_configs', 'ensemble_record', 'load',
-           'join_outputs', 'forward_files', 'predict_folder', 'predictions_csv', 'predict_images']
+           'join_outputs', 'forward_files', 'predict_folder', 'predictions_csv', 'predict_images', 'predict_rows']
 
 # %% ../../nbs/09_apps/03_predict.ipynb #imports
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -24,8 +24,10 @@ from ..analysis.writers import csv_text
 from .feature_groups import FeatureGroups, read_groups
 from .own_images import image_files
 from ..core.errors import HmoeError, Place, check_choice, first_line, public
+from ..core.feature_tables import read_rows
 from ..core.files import expanded
 from ..core.seals import check_sum, listed_sum
+from ..core.tables import TABLE_SUFFIXES
 from ..data.base import as_input
 from ..data.image_folder import IMAGE_SUFFIXES, listed
 from ..data.kmeans_baseline import image_statistics
@@ -39,8 +41,8 @@ from hmoe_repro.data.transforms import (
     to_levels,
     why_unreadable,
 )
-from ..networks.small import is_row_shape
-from ..training.model import find_run_weights, restore_model
+from ..networks.small import is_row_shape, row_shape
+from ..training.model import DataShape, find_run_weights, restore_model
 from ..training.run_config import RunConfig
 from ..training.selection import Record
 from ..training.store import RunStore
@@ -60,6 +62,7 @@ class TrainedModel:
         group_names: names of the groups of `hmoe discover`.
         grouping: the grouping by features, if `hmoe discover` made one.
         members: the models of an ensemble (`load` of several runs).
+        columns: names of the columns of a model of rows of numbers. Empty for images.
     """
 
     algorithm: Algorithm = field(repr=False)
@@ -71,6 +74,7 @@ class TrainedModel:
     group_names: list[str] = field(default_factory=list, repr=False)
     grouping: FeatureGroups | None = field(default=None, repr=False)
     members: list["TrainedModel"] = field(default_factory=list, repr=False)
+    columns: list[str] = field(default_factory=list, repr=False)
 
     def pixels(self, image: Image.Image) -> np.ndarray:
         """Resize an RGB image as in training, to bytes (R, R, 3)."""
@@ -79,8 +83,31 @@ class TrainedModel:
         return np.asarray(square(image, config["resolution"], interpolation))
 
     def predict(self, images, mode: str | None = None):
-        """Predict for one image, several, or a folder: `predict_images`."""
+        """Predict for one image, several, or a folder: `predict_images`.
+
+        A model of rows of numbers predicts for a row, several, or a table: `predict_rows`.
+        """
+        if self.columns:
+            return predict_rows(self, images, mode)
         return predict_images(self, images, mode)
+
+    @torch.no_grad()
+    def forward_rows(self, rows: torch.Tensor, mode: str | None = None) -> dict[str, np.ndarray]:
+        """Compute the outputs of the model for rows of numbers, in the units of training.
+
+        Args:
+            rows: floats (B, F), or sequences (B, T, F).
+            mode: inference mode. Default: the first one of the algorithm.
+
+        Returns:
+            'probability' (B, C), and for HMOE 'gate' (B, K) and 'code' (B, D).
+        """
+        x = rows.to(next(self.algorithm.parameters()).device)
+        logits = self.algorithm.predict_modes(x)[mode or self.algorithm.modes[0]]
+        outputs = {"probability": logits.softmax(1)}
+        if has_codes(self.algorithm):
+            outputs["code"], outputs["gate"] = self.algorithm.codes(x)
+        return {name: value.float().cpu().numpy() for name, value in outputs.items()}
 
     @torch.no_grad()
     def forward_images(
@@ -120,12 +147,11 @@ class TrainedModel:
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"  # files in an exported folder
 
 
-def _refuse_rows(record: Record, input_shape: tuple):
-    """Raise `HmoeError` for a model of rows of numbers."""
-    if is_row_shape(input_shape):
-        cause = f"run {record['run_id']} was trained on rows of {input_shape[0]} numbers."
-        fix = "algorithm, record = load_model(run), then algorithm.predict(x) with x (N, F)."
-        raise HmoeError(cause, fix=fix)
+def _columns_of(shape: DataShape) -> list[str]:
+    """Return the columns of a model of rows (x0, x1, ... without names), or [] for images."""
+    if not is_row_shape(shape.input_shape):
+        return []
+    return shape.columns or [f"x{i}" for i in range(shape.input_shape[0])]
 
 
 def _refuse_other_channels(record: Record, channels: int):
@@ -149,8 +175,9 @@ def _model(record: Record, weights: str, path: Path, device, trust_code: bool) -
         trust_code: as in `load`.
     """
     algorithm, shape = restore_model(record, weights, path, device, trust_code)
-    _refuse_rows(record, shape.input_shape)
-    _refuse_other_channels(record, shape.input_shape[0])
+    columns = _columns_of(shape)
+    if not columns:
+        _refuse_other_channels(record, shape.input_shape[0])
     experts = [f"expert {k}" for k in range(getattr(algorithm, "num_experts", 0))]
     test_domains = record["config"]["test_domains"]
     trained_on = shape.domain_names[: len(shape.domain_names) - len(test_domains)]
@@ -169,6 +196,7 @@ def _model(record: Record, weights: str, path: Path, device, trust_code: bool) -
         domain_names=trained_on,
         group_names=groups or [],
         grouping=grouping,
+        columns=columns,
     )
 
 # %% ../../nbs/09_apps/03_predict.ipynb #def-ensemble
@@ -187,6 +215,7 @@ class LogitAverage(torch.nn.Module):
         self.alike = len(set(modes)) == 1
         self.modes = modes[0] if self.alike else ("default",)
         self.hparams = {}
+        self.input_shape = algorithms[0].input_shape
 
     def predict_modes(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return inference mode -> mean of the members' logits (B, C), for inputs x."""
@@ -209,6 +238,7 @@ def _input_of(model: TrainedModel) -> dict:
     images = config.get("images")
     return {
         "classes": model.class_names,
+        "columns": model.columns,
         "resolution": config["resolution"],
         "preprocessing": (images or {}).get("interpolation", "none") if images else "none",
     }
@@ -218,7 +248,7 @@ def _ensemble(models: list[TrainedModel]) -> TrainedModel:
     """Return one model whose logits are the mean of those of several models.
 
     Raises:
-        HmoeError: if they are of different classes, resolutions or preprocessing.
+        HmoeError: if they are of different classes, columns, resolutions or preprocessing.
     """
     first = models[0]
     run_ids = [model.record["run_id"] for model in models]
@@ -250,6 +280,7 @@ def _ensemble(models: list[TrainedModel]) -> TrainedModel:
         weights="ensemble",
         domain_names=list(domains),
         members=models,
+        columns=first.columns,
     )
 
 
@@ -445,22 +476,25 @@ def forward_files(
     return readable, join_outputs(parts), unreadable
 
 # %% ../../nbs/09_apps/03_predict.ipynb #def-predict-folder
-def _table(model: TrainedModel, files: list, outputs: dict[str, np.ndarray]) -> pd.DataFrame:
+def _table(
+    model: TrainedModel, files: list, outputs: dict[str, np.ndarray], name: str = "file"
+) -> pd.DataFrame:
     """Make a row for each image of the model's predictions.
 
     Args:
         model: the model.
         files: names of the images.
         outputs: of `TrainedModel.forward_images`.
+        name: name of the first column.
 
     Returns:
-        Columns file, class, probability, nearest_domain and gate_value, and group if there is a
-        grouping.
+        Columns file (or `name`), class, probability, nearest_domain and gate_value, and group if
+        there is a grouping.
     """
     probability = outputs["probability"]
     gate = outputs.get("gate", np.full((len(files), 1), np.nan))
     table = {
-        "file": files,
+        name: files,
         "class": np.array(model.class_names)[probability.argmax(1)],
         "probability": probability.max(1),
         "nearest_domain": np.array(model.expert_names or [None])[gate.argmax(1)],
@@ -475,11 +509,11 @@ def _table(model: TrainedModel, files: list, outputs: dict[str, np.ndarray]) -> 
 def predict_folder(
     model: TrainedModel, folder, mode: str | None = None, skip_unreadable=False, on_progress=None
 ) -> tuple[pd.DataFrame, list[tuple[str, str]]]:
-    """Predict for all images below a folder, or for one image file.
+    """Predict for all images below a folder, for one image file, or for a table of numbers.
 
     Args:
         model: the model.
-        folder: path of the folder or file.
+        folder: path of the folder or file, or of a table for a model of rows (`predict_rows`).
         mode: inference mode. Default: the first one of the algorithm.
         skip_unreadable: whether to leave out files that cannot be read.
         on_progress: as in `forward_files`.
@@ -489,9 +523,15 @@ def predict_folder(
         and gate_value), and (file, reason) of each unreadable file.
 
     Raises:
-        HmoeError: if there is no image, and as `forward_files`.
+        HmoeError: if there is no image, for a table if the model is of images, and as
+            `forward_files`.
     """
+    if model.columns:
+        return cast(pd.DataFrame, predict_rows(model, folder, mode)), []
     root = expanded(folder)
+    if root.suffix.lower() in TABLE_SUFFIXES:
+        cause = f"{folder} is a table, and run {model.record['run_id']} was trained on images."
+        raise HmoeError(cause, fix="an image, or a folder of images.")
     files = [root.name] if root.is_file() else image_files(folder)
     if not files:
         raise HmoeError(
@@ -574,4 +614,96 @@ def predict_images(model: TrainedModel, images, mode: str | None = None):
     if several:
         return table
     row = table.drop(columns="file").iloc[0].to_dict()
+    return {name: None if pd.isna(value) else value for name, value in row.items()}
+
+# %% ../../nbs/09_apps/03_predict.ipynb #def-predict-rows
+def _named_rows(model: TrainedModel, source) -> tuple[str, list, np.ndarray]:
+    """Return the name of the first column of a prediction, its values, and numbers.
+
+    Args:
+        model: a model of rows of numbers.
+        source: as in `predict_rows`.
+
+    Returns:
+        'line' or 'row', the numbers of the lines or the index (empty for an array), and rows (N, F)
+        or the array in its own shape.
+
+    Raises:
+        HmoeError: for a missing column and for values that are no numbers.
+    """
+    if isinstance(source, str | Path):
+        if Path(source).suffix.lower() not in TABLE_SUFFIXES:
+            cause = f"{source} is no table, and the run was trained on {_words(model.columns)}."
+            raise HmoeError(cause, fix=f"a file that ends with {' or '.join(TABLE_SUFFIXES)}.")
+        lines, values = read_rows(expanded(source), model.columns)
+        return "line", lines, values
+    if isinstance(source, Mapping):
+        source = pd.DataFrame([dict(source)])
+    if isinstance(source, pd.DataFrame):
+        missing = [column for column in model.columns if column not in source]
+        if missing:
+            cause = f"the rows have no column {missing[0]!r}."
+            raise HmoeError(cause, fix=f"rows with {_words(model.columns)}.")
+        return "row", list(source.index), _as_numbers(source[model.columns])
+    return "row", [], _as_numbers(source)
+
+
+def _words(columns: list[str]) -> str:
+    """Return columns as a text, such as 'the columns age, pulse'."""
+    return f"the columns {listed(columns, 8)}"
+
+
+def _as_numbers(rows) -> np.ndarray:
+    """Return rows as floats, and raise `HmoeError` for texts, missing and infinite values."""
+    try:
+        values = np.ascontiguousarray(rows, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        cause = f"the rows are not numbers ({first_line(error)})."
+        raise HmoeError(cause, fix="numbers in all columns of the model.") from None
+    if not np.isfinite(values).all():
+        cause = "the rows have a missing or infinite value."
+        raise HmoeError(cause, fix="fill missing values, or leave such rows out.")
+    return values
+
+
+@public(rows=object)
+def predict_rows(model: TrainedModel, rows, mode: str | None = None):
+    """Predict for a row of numbers, for several, or for a table.
+
+    Args:
+        model: a model that was trained on rows of numbers.
+        rows: the path of a CSV or Parquet file, a table of pandas, an array or a tensor (N, F), in
+            the order of `model.columns`, or (N, T, F) for sequences. One row is (F,), or a
+            dictionary column -> number.
+        mode: inference mode. Default: the first one of the algorithm.
+
+    Returns:
+        For one row a dictionary of class, probability, nearest_domain and gate_value (None without
+        experts). For several rows a table with a row for each, whose first column is the line of
+        the file (`line`) or the index of the row (`row`).
+
+    Raises:
+        HmoeError: if a column is missing, if a value is no finite number, for rows of another
+            shape, and for an unknown mode.
+    """
+    modes = model.algorithm.modes
+    check_choice(mode or modes[0], modes, f"mode of {model.record['config']['algorithm']}")
+    first, names, values = _named_rows(model, rows)
+    width, length, _ = row_shape(model.algorithm.input_shape)
+    expected = (width,) if length == 1 else (length, width)
+    single = isinstance(rows, Mapping) or values.ndim == len(expected)
+    if values.ndim == len(expected):
+        values = values[None]
+    if values.shape[1:] != expected:
+        cause = f"rows of shape {values.shape[1:]}, and run {model.record['run_id']} was trained "
+        cause += f"on {expected} ({_words(model.columns)})."
+        raise HmoeError(cause, fix="rows of that shape, as an array or a tensor.")
+    if not len(values):
+        raise HmoeError("there are no rows.", fix="at least one row.")
+    x = torch.tensor(values, dtype=torch.float32)
+    parts = [model.forward_rows(part, mode) for part in x.split(4096)]
+    table = _table(model, names or list(range(len(x))), join_outputs(parts), first)
+    if not single:
+        return table
+    row = table.drop(columns=first).iloc[0].to_dict()
     return {name: None if pd.isna(value) else value for name, value in row.items()}

@@ -34,7 +34,7 @@ from ..core.files import ensure_writable, expanded, write_atomic
 from ..data.loader import IMAGE_OPTIONS
 from ..studies.sweep import sweep
 from ..training.planning import make_config
-from ..training.run_config import RunConfig
+from ..training.run_config import NO_TEST_DOMAIN, RunConfig
 from ..training.store import RunStore
 
 # %% ../../nbs/09_apps/18_train_groups.ipynb #def-group-config
@@ -52,6 +52,7 @@ def group_config(
     resolution: int | None = None,
     hparams: dict | None = None,
     test_domain: str | None = None,
+    final: bool = False,
 ) -> RunConfig:
     """Make the configuration of a run whose training domains are groups of images.
 
@@ -67,6 +68,7 @@ def group_config(
         hparams: hyper-parameters that override defaults. Those that the algorithm does not declare
             are left out.
         test_domain: a known domain that is held out instead of a fifth of each class.
+        final: whether to train on all images, so that there is no test accuracy.
 
     Raises:
         HmoeError: for fewer than two groups, for a group with too few images, and for settings
@@ -82,10 +84,11 @@ def group_config(
     values = {"batch_size": max(8, 48 // count)} | defaults | (hparams or {})
     declared = {*with_network(get_algorithm(algorithm).HPARAMS, network), *IMAGE_OPTIONS}
     steps = steps or (300 if frozen else 1500)
+    dataset = register_pool(folder, None if final else test_domain, True, groups, not final)
     return make_config(
         algorithm,
-        register_pool(folder, test_domain, True, groups),
-        [HELD_OUT],
+        dataset,
+        [NO_TEST_DOMAIN if final else HELD_OUT],
         seed,
         {name: value for name, value in values.items() if name in declared},
         network=network,
@@ -153,7 +156,7 @@ def group_accuracies(images: pd.DataFrame, baseline: str, algorithm: str) -> pd.
         )
     return pd.DataFrame(rows)
 
-# %% ../../nbs/09_apps/18_train_groups.ipynb #def-train-groups
+# %% ../../nbs/09_apps/18_train_groups.ipynb #def-group-training
 INTERVALS = "Intervals are Student's t over paired seeds, not corrected for the number of groups."
 
 
@@ -164,15 +167,17 @@ class GroupTraining:
     Args:
         algorithm: its name in the table.
         table: result of `group_accuracies`.
-        run_id: the run whose model is kept.
+        run_id: the run of the final model, which trained the algorithm on all images.
         note: how the intervals were computed.
-        runs: ids of all runs.
+        sizes: number of `training` and `validation` images of the final model.
+        runs: ids of the runs that were compared.
     """
 
     algorithm: str
     table: pd.DataFrame
     run_id: str
     note: str
+    sizes: dict[str, int] = field(default_factory=dict)
     runs: list[str] = field(default_factory=list, repr=False)
 
     @property
@@ -191,6 +196,16 @@ class GroupTraining:
             return f"{start} It is worse there."
         return f"{start} This does not decide which is better."
 
+    @property
+    def kept(self) -> str:
+        """Sentence on the images of the final model."""
+        sizes = self.sizes
+        return (
+            f"The model that is kept was trained on {plural(sizes['training'], 'image')} of all "
+            f"groups; {sizes['validation']} selected its checkpoint. The table is of models that "
+            "were trained on fewer."
+        )
+
     def save(self, path) -> Path:
         """Write the table as CSV, and return the path."""
         path = expanded(path).absolute()
@@ -198,7 +213,7 @@ class GroupTraining:
         write_atomic(path, csv_text(self.table))
         return path
 
-
+# %% ../../nbs/09_apps/18_train_groups.ipynb #def-train-groups
 def _held_out_images(runs: dict, groups: Mapping, store: RunStore, device) -> pd.DataFrame:
     """Return the held-out images of runs (id -> name) as rows of `group_accuracies`."""
     table = predictions(list(runs), roles=["test", "unused"], store=store, device=device)
@@ -224,6 +239,9 @@ def train_groups(
 ) -> GroupTraining:
     """Train an algorithm on groups of images, and compare it with ERM by group.
 
+    The accuracies are of images that are held out, others for each seed. The final model, the one
+    to keep, is trained on all images.
+
     Args:
         folder: a folder `<class>/<image>`.
         groups: file -> group of all images, such as `Correction.group_of_file`.
@@ -247,18 +265,20 @@ def train_groups(
         baseline = group_config(BASELINE, folder, groups, seed, pooled=True, **settings)
         configs[trained.run_id] = (shown, trained)
         configs[baseline.run_id] = (BASELINE, baseline)
+    final = group_config(name, folder, groups, final=True, **settings)
     if not CONFIG.quiet:
         text = f"training {shown} and {BASELINE} on {plural(seeds, 'seed')} ..."
         print(text, file=sys.stderr, flush=True)
-    every = [config for _, config in configs.values()]
+    every = [*(config for _, config in configs.values()), final]
     sweep(every, store=store, device=device, jobs=0).refuse_incomplete()
     names = {run_id: shown_name for run_id, (shown_name, _) in configs.items()}
     images = _held_out_images(names, groups, store, device)
     return GroupTraining(
         algorithm=shown,
         table=group_accuracies(images, BASELINE, shown),
-        run_id=every[0].run_id,
+        run_id=final.run_id,
         note=INTERVALS,
+        sizes=store.find(final.run_id).get("sizes", {}),
         runs=list(configs),
     )
 

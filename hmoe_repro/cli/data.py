@@ -186,20 +186,28 @@ def data_show_command(
 ):
     """Draw images of each class in each domain, as training sees them.
 
+    Of a table of numbers it draws the distribution of each column, and prints means.
+
     Example:
         hmoe data show path/to/my_images
         hmoe data show DigitDomains --class 3 --class 8 --output digits.png
+        hmoe data show patients.csv
     """
     import matplotlib.pyplot as plt
 
     from hmoe_repro.core.files import keep_existing
-    from hmoe_repro.data.data_sheet import data_sheet
+    from hmoe_repro.data.base import MultiDomainDataset
+    from hmoe_repro.data.data_sheet import column_sheet, column_table, data_sheet
     from hmoe_repro.data.registry import find_dataset, load_dataset
 
     keep_existing(output, overwrite=overwrite)
     data_dir = configure(data_dir=data_dir)
     data = load_dataset(find_dataset(name), 0, data_dir).with_options(resolution)
-    figure = data_sheet(data, count, not plain, seed, classes)
+    if isinstance(data, MultiDomainDataset) and data.columns:
+        say_frame(f"{data.name}: mean ± standard deviation", column_table(data, classes))
+        figure = column_sheet(data, classes)
+    else:
+        figure = data_sheet(data, count, not plain, seed, classes)
     figure.savefig(output, dpi=150)
     plt.close(figure)
     print_written(output)

@@ -142,7 +142,7 @@ def _train_on_groups(
     groups = groups_to_train(findings)
     trained = train_groups(folder, groups, algorithm, seeds, **given)
     say_frame(f"{trained.algorithm} on the groups", text_table(trained.table.round(1)))
-    say(trained.verdict, trained.note)
+    say(trained.verdict, trained.note, trained.kept)
     print_written(trained.save(report / "group_training.csv"))
     say("its model, to predict for other pictures (NEW_PICTURES is their folder):")
     print(f"  hmoe predict --model {trained.run_id} NEW_PICTURES", flush=True)
@@ -197,7 +197,10 @@ _NamesOption = Annotated[str | None, option("Names of the groups, the largest fi
 _SortOption = Annotated[str | None, option("Copy the images into this new folder, by group.")]
 _TrainOption = Annotated[
     str | None,
-    option("Then train this algorithm on the groups, such as GroupDRO, and compare it with ERM."),
+    option(
+        "Then compare this algorithm, such as GroupDRO, with ERM by group, and keep a model of it "
+        "that is trained on all images."
+    ),
 ]
 # options that the commands of the page have in another form, or not at all
 _NOT_REPEATED = "output groups sort_into links serve open_ overwrite train seeds"
@@ -310,7 +313,7 @@ _SkipDamagedOption = Annotated[
 
 
 def predict_command(
-    folder: Annotated[str, argument("An image file, or a folder of images with its subfolders.")],
+    folder: Annotated[str, argument("An image, a folder of images, or a table of numbers.")],
     model: Annotated[
         list[str],
         option("A run of `hmoe runs`, or a folder of `hmoe export`; repeatable: an ensemble."),
@@ -329,7 +332,7 @@ def predict_command(
     ] = False,
     overwrite: options.OverwriteOption = False,
 ):
-    """Predict the class of every image of a folder, into a CSV file.
+    """Predict the class of every image of a folder, or of every line of a table, into a CSV file.
 
     Files that cannot be predicted are listed with the reason. If one of them is a picture, the
     status is 1, unless --skip-unreadable allows it. The CSV file has all others.
@@ -338,9 +341,11 @@ def predict_command(
     gate_value, and for a run of `hmoe discover` by features also group. The group is that of the
     page of `discover`: prefer it to the expert. Probabilities are often too high, and
     `hmoe evaluate` measures by how much. Several runs predict together: their logits are averaged.
+    For a table of numbers the first column is line instead of file.
 
     Example:
         hmoe predict --model RUN path/to/new
+        hmoe predict --model RUN new_patients.csv
         hmoe predict --model RUN --model OTHER_RUN path/to/new
     """
     from hmoe_repro.apps.own_images import other_files
@@ -358,10 +363,11 @@ def predict_command(
         table, unreadable = predict_folder(trained, folder, mode, True, progress)
     write_atomic(Path(output), predictions_csv(table))
     left_out = [LeftOut(file, reason, DAMAGED_FIX) for file, reason in unreadable]
-    left_out += other_files(folder)
+    left_out += [] if trained.columns else other_files(folder)
     _print_left_out(left_out, len(left_out))
     counted = f", {plural(len(left_out), 'file')} left out" if left_out else ""
-    print(f"{plural(len(table), 'image')} in {path_from_here(output)}{counted}")
+    item = "row" if trained.columns else "image"
+    print(f"{plural(len(table), item)} in {path_from_here(output)}{counted}")
     if any(entry.is_picture for entry in left_out) and not skip_unreadable:
         raise typer.Exit(1)
 
@@ -526,7 +532,8 @@ def export_command(
 
     trained = load(run, weights, trust_code=trust_code)
     path, difference = export_model(trained, output, format, mode, as_bytes, overwrite)
-    size = f"{path.stat().st_size / 1e6:.1f} MB"
+    count = path.stat().st_size
+    size = f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count / 1e3:.0f} kB"
     say(f"{path}: {size}, differs from the library by at most {difference:.0e}")
     say("with config.json and README.md, the model card: the folder can be uploaded")
     print_written(path.parent)

@@ -182,6 +182,35 @@ def _notes_on_run(frame) -> list[str]:
         )
     return [*notes, *rising_notes(checkpoints(frame), frame), *small_test_notes(frame)]
 
+
+def _note_on_weights(record, store) -> list[str]:
+    """Return how a finished run is trained again if its weights are not here, or [].
+
+    Args:
+        record: its record.
+        store: the store that has the run.
+    """
+    from hmoe_repro.training.model import selected_path
+
+    paths = [selected_path(store.path(record["run_id"]), mode) for mode in record["selected"]]
+    missing = [path.name for path in paths if not path.exists()]
+    if not missing:
+        return []
+    return [
+        f"Without its weights ({', '.join(missing)}) the run predicts nothing, and a finished run "
+        "is not trained again. With --overwrite it is."
+    ]
+
+
+def _discard_finished(configs, store):
+    """Remove the complete runs of some configurations. A stopped run keeps its state.
+
+    Raises:
+        HmoeError: while another process works on one of them.
+    """
+    statuses = store.statuses([config.run_id for config in configs])
+    store.discard_all([run_id for run_id, status in statuses.items() if status == "complete"])
+
 # %% ../../nbs/11_cli/04_train.ipynb #def-train
 def train_command(
     *,
@@ -210,6 +239,9 @@ def train_command(
     log: LogOption = None,
     resume_anyway: ResumeAnywayOption = False,
     save_predictions: SavePredictionsOption = False,
+    overwrite: Annotated[
+        bool, option("Train a finished run again, and replace its record and its weights.")
+    ] = False,
     **options,
 ):
     r"""Train an algorithm with one domain held out, and print its accuracies.
@@ -228,6 +260,7 @@ def train_command(
     from hmoe_repro.analysis.tables import describe_discovery, search_table, selected_table
     from hmoe_repro.studies.sweep import drawn_configs, sweep
     from hmoe_repro.training.predictions import ensure_all_predictions
+    from hmoe_repro.training.store import RunStore
 
     hparams = read_options(config).get("hparams", {}) if config else {}
     hparams = hparams | parse_settings(set_, skip_unreadable)
@@ -238,6 +271,8 @@ def train_command(
     configs = drawn_configs(run_options, n_hparams, folder)
     if dry_run:
         return print(options_toml(run_options, configs[0]))
+    if overwrite:
+        _discard_finished(configs, RunStore())
     outcomes = sweep(configs, device=device, data_dir=folder, jobs=0)
     records = outcomes.records()
     if save_predictions:
@@ -252,7 +287,8 @@ def train_command(
     run_id = configs[0].run_id
     frame = frame_of(records)
     say_frame(f"{configs[0]}, run {run_id}", selected_table(frame))
-    for note in _notes_on_run(frame):
+    notes = _notes_on_run(frame)
+    for note in [*notes, *_note_on_weights(records[0], outcomes.store)]:
         say(note)
     discovery = describe_discovery(frame)
     if discovery:

@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['FEATURE_COLUMNS', 'SPURIOUS_COLUMNS', 'AGREEMENT', 'SHIFT', 'FeatureTable', 'is_feature_table', 'read_features',
-           'spurious_columns']
+           'read_rows', 'spurious_columns']
 
 # %% ../../nbs/00_core/18_feature_tables.ipynb #imports
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -111,6 +111,30 @@ def read_features(path) -> FeatureTable:
         chosen = np.array([name == domain for name in domains])
         by_domain[domain] = (values[chosen], labels[chosen])
     return FeatureTable(columns, class_names, by_domain)
+
+# %% ../../nbs/00_core/18_feature_tables.ipynb #def-read-rows
+def read_rows(path, columns: Sequence[str]) -> tuple[list[int], np.ndarray]:
+    """Read some columns of a table of numbers. Its other columns are ignored.
+
+    Args:
+        path: a CSV or Parquet file (`read_table`).
+        columns: names of F columns. Case is ignored, as by `read_table`.
+
+    Returns:
+        The number of each line (or row of a Parquet file), and rows (N, F) float64.
+
+    Raises:
+        HmoeError: for a missing column, a cell without a number, and a table without lines.
+    """
+    path = Path(path)
+    wanted = [column.strip().lower() for column in columns]
+    rows = read_table(path, wanted, "a table with the columns on which the model was trained.")
+    if not rows:
+        raise HmoeError(f"the table {path.name} has no line.", fix="a line for each prediction.")
+    values = np.empty((len(rows), len(wanted)))
+    for i, row in enumerate(rows):
+        values[i] = [_number(row, column) for column in wanted]
+    return [row.line for row in rows], values
 
 # %% ../../nbs/00_core/18_feature_tables.ipynb #def-spurious-columns
 SPURIOUS_COLUMNS = ("signal_1", "signal_2", "spurious", "noise")

@@ -8,7 +8,7 @@ __all__ = ['build_dataset', 'build_algorithm', 'with_precomputed', 'check_versio
 
 # %% ../../nbs/05_training/08_model.ipynb #imports
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
@@ -205,12 +205,16 @@ def load_weights(path: Path, algorithm: nn.Module, origin: dict | None = None):
 # %% ../../nbs/05_training/08_model.ipynb #def-data-shape
 @dataclass
 class DataShape(Domains):
-    """The part of a data set that is needed to build an algorithm: names and a shape (C, H, W)."""
+    """The part of a data set that is needed to build an algorithm: names and a shape (C, H, W).
+
+    `columns` are the names of columns of numbers, and empty for images.
+    """
 
     name: str
     domain_names: list[str]
     class_names: list[str]
     input_shape: tuple
+    columns: list[str] = field(default_factory=list)
 
 
 _MAX_PIXELS = 2**16  # a side of an image
@@ -231,14 +235,19 @@ def _check_names(names: dict):
         texts = isinstance(names[kind], list) and all(isinstance(n, str) for n in names[kind])
         if not texts or len(names[kind]) == 0:
             raise ValueError(f"no {kind}")
+    columns = names.get("columns", [])
+    if not (isinstance(columns, list) and all(isinstance(name, str) for name in columns)):
+        raise ValueError("no names of columns")
+    if columns and len(columns) != shape[0]:
+        raise ValueError("other columns than inputs")
 
 
 def missing_weights(path: Path) -> HmoeError:
     """Return the error for weights that are not in the folder of a finished run."""
     return HmoeError(
         f"the weights {path} are not here (published records and archives come without them).",
-        fix=f"`hmoe pack --weights` where the run was trained, or remove {path.parent} and train "
-        "the run again. A run whose record is complete is not trained again while it is there.",
+        fix="`hmoe pack --weights` where the run was trained, or train it again: `hmoe train` with "
+        "its options and --overwrite.",
     )
 
 
@@ -268,6 +277,7 @@ def read_data_shape(path: Path, config: RunConfig) -> DataShape:
         domain_names=[*names["domains"], *config.test_domains],
         class_names=names["classes"],
         input_shape=tuple(names["input_shape"]),
+        columns=names.get("columns", []),
     )
 
 # %% ../../nbs/05_training/08_model.ipynb #def-load-model

@@ -218,12 +218,17 @@ class _Session:
 
 
 def _names(trainer: Trainer) -> dict:
-    """Return the metadata of weights: classes and training domains in order, and input shape."""
-    return {
+    """Return the metadata of weights: classes and training domains in order, and input shape.
+
+    Names of columns are added for rows of numbers.
+    """
+    names = {
         "classes": list(trainer.data.class_names),
         "domains": trainer.domains,
         "input_shape": list(trainer.data.input_shape),
     }
+    columns = getattr(trainer.data, "columns", None)
+    return names | {"columns": list(columns)} if columns else names
 
 
 def _train_to_end(session: _Session, trainer: Trainer, started: float, parts: list[dict]):
@@ -265,6 +270,17 @@ def _test_size_entry(trainer: Trainer) -> dict:
     if not test_domains:
         return {}
     return {"test_size": sum(len(trainer.splits[domain]["in"]) for domain in test_domains)}
+
+
+def _sizes_entry(trainer: Trainer) -> dict:
+    """Return the entry of a final model: how many images it was trained and validated on."""
+    if trainer.config.test_domains:
+        return {}
+    sizes = {"training": 0, "validation": 0}
+    for parts in trainer.splits.values():
+        sizes["training"] += len(parts["in"])
+        sizes["validation"] += len(parts["out"])
+    return {"sizes": sizes}
 
 
 def _in_domain_entries(trainer: Trainer) -> dict:
@@ -322,6 +338,7 @@ def _train(session: _Session) -> dict:
         **_measure(trainer, session.folder),
         **_predictions_entry(session, trainer, selected),
         **_test_size_entry(trainer),
+        **_sizes_entry(trainer),
         "resumed": resumed,
         "parts": parts,
         "wall_time_s": time.perf_counter() - started,

@@ -87,6 +87,7 @@ class Record(TypedDict):
         wall_time_s: seconds of training, all sessions together.
         resumed: whether the run was interrupted and continued.
         test_size: number of test images.
+        sizes: number of training and validation images of a final model.
         left_out: with classes=union, test domain -> class that no training domain has -> images.
         protocol: settings of DMG's protocol.
         in_domain: mode -> scores on test images of the training domains.
@@ -112,6 +113,7 @@ class Record(TypedDict):
     wall_time_s: NotRequired[float]
     resumed: NotRequired[bool]
     test_size: NotRequired[int]
+    sizes: NotRequired[dict[str, int]]
     left_out: NotRequired[dict[str, dict[str, int]]]
     protocol: NotRequired[dict[str, Any]]
     in_domain: NotRequired[dict[str, InDomain]]
