@@ -49,6 +49,7 @@ MEANINGS = {
     "protocol": ("domainbed or dmg", ""),
     "seed_as": ("name of the algorithm whose seeds the run has", ""),
     "splits": ("hash of lists of images that define the split; none: by trial seed", ""),
+    "classes": ("if domains have different classes: all, intersection or union", ""),
     "domainbed_compat": ("whether DomainBed's implementation is repeated in detail", ""),
     "determinism": ("portable: equal bits on every x86-64 processor with AVX2; or native", ""),
     "measure": ("additional measurements, by name", ""),

@@ -461,6 +461,12 @@ def discovery_values(store: str = "") -> dict[str, Value]:
 
 
 CUES = "figures/mnist/cues.csv"
+BALANCED = "figures/mnist/cues_balanced.csv"
+CHANGES = {
+    "lambda_ad 0": "no L_ad",
+    "lambda_kl 2": "twice L_kl",
+    "labelled_fraction 0.05": "labels",
+}
 
 
 def cue_table() -> pd.DataFrame:
@@ -490,6 +496,9 @@ def cue_values() -> dict[str, Value]:
         for name, column in (("hue", "hue wins"), ("second", "second wins")):
             hits = f"{int(corner[column])} of {int(corner.runs)}"
             values[f"cues/{second}/strongest second/{name}"] = Value(hits, CUES)
+    for row in pd.read_csv(ROOT / BALANCED).itertuples():
+        text = f"{row.mean:+.2f} ({row.low:+.2f} to {row.high:+.2f})"
+        values[f"cues/balanced/{CHANGES[row.change]}"] = Value(minus(text), BALANCED)
     return values
 
 
