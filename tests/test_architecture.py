@@ -144,6 +144,7 @@ ALLOWED = {
         "apps.embed": "features come from a model and the record that says how it was trained",
         "apps.soup": "an average of weights carries the records of its runs",
         "apps.discover": "the report of a folder shows the record of its run",
+        "bench.store_commands": "it generates records, to time commands on many of them",
         "bench.timing": "its records are those of benchmarks",
         "bench.benchmark": "its records are those of benchmarks",
     },

@@ -334,11 +334,11 @@ def test_an_accuracy_is_counted_with_its_interval():
     from hmoe_repro.apps.export import _counted
 
     # Clopper and Pearson: with all 10 right the low end is 0.025 ** (1 / 10) = 0.69
-    assert _counted(1.0, 10, domains=1) == "10 of 10 images (95 % CI 69 to 100 %)"
-    assert _counted(44 / 54, 54, domains=1).startswith("44 of 54 images")
-    assert "CI" not in _counted(0.5, 10, domains=2)
-    assert _counted(None, 10, domains=1) == ""
-    assert _counted(0.5, None, domains=1) == ""
+    assert _counted(1.0, 10, domains=1, items="images") == "10 of 10 images (95 % CI 69 to 100 %)"
+    assert _counted(44 / 54, 54, domains=1, items="images").startswith("44 of 54 images")
+    assert "CI" not in _counted(0.5, 10, domains=2, items="images")
+    assert _counted(None, 10, domains=1, items="images") == ""
+    assert _counted(0.5, None, domains=1, items="images") == ""
 
 
 def test_nothing_else_is_overwritten(place, exported, tmp_path):

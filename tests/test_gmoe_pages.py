@@ -269,6 +269,9 @@ def test_a_page_without_records_says_what_it_would_take(tmp_path, monkeypatch):
     assert str(tmp_path) not in text
     assert not_run("page", "quick", []) == ""
     assert not_run_line(["quick-digits"]) == "Not run: `quick-digits` (48 runs)."
+    many = not_run_line(["quick-digits"] * 7)
+    assert many.endswith("`quick-digits` (48 runs), and 4 other studies (192 runs).")
+    assert many.count("quick-digits") == 3
     line = not_run_line(["paper-pacs", "quick-digits"])
     assert line.startswith("Not run: `paper-pacs` (48 runs, 40 hours on a V100 by quoted times)")
     assert line.endswith("`quick-digits` (48 runs).")

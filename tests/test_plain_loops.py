@@ -12,7 +12,7 @@ from hmoe_repro.algorithms.conformance import phase_hparams
 from hmoe_repro.bench.registry_costs import (
     PLAIN_UPDATES,
     REGISTRY,
-    PlainLoop,
+    PlainTraining,
     ThreeUpdates,
     plain_erm,
     plain_ratios,
@@ -49,7 +49,7 @@ def largest_difference(algorithm, other):
 def test_a_plain_loop_has_the_parameters_of_the_algorithm_after_three_updates(name):
     algorithm = begun(name)
     start = copy.deepcopy(algorithm)
-    loop = PlainLoop(algorithm)
+    loop = PlainTraining(algorithm)
     updated(algorithm.update)
     updated(lambda minibatches: PLAIN_UPDATES[name](loop, minibatches))
     assert largest_difference(algorithm, start) > 1e-3
@@ -58,7 +58,7 @@ def test_a_plain_loop_has_the_parameters_of_the_algorithm_after_three_updates(na
     for buffer, of_loop in buffers:
         torch.testing.assert_close(buffer, of_loop, rtol=1e-6, atol=1e-9)
     if name != "ERM":  # another loop would be noticed
-        erm = PlainLoop(start)
+        erm = PlainTraining(start)
         updated(lambda minibatches: plain_erm(erm, minibatches))
         assert largest_difference(algorithm, erm.algorithm) > 1e-6
 
@@ -66,8 +66,8 @@ def test_a_plain_loop_has_the_parameters_of_the_algorithm_after_three_updates(na
 def test_a_loop_continues_with_the_moments_of_the_optimiser():
     algorithm = begun("ERM")
     algorithm.update(BATCHES[0])
-    loop = PlainLoop(algorithm)
-    afresh = PlainLoop(algorithm)
+    loop = PlainTraining(algorithm)
+    afresh = PlainTraining(algorithm)
     afresh.optimizer.state.clear()
     updated(algorithm.update)
     updated(lambda minibatches: plain_erm(loop, minibatches))

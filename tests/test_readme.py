@@ -283,7 +283,12 @@ def test_the_scorecard_says_what_its_pages_say():
             assert not score.ours, score.artefact
             continue
         rows = verdicts[verdicts.claim == claims[score.claim].key].dropna(subset="estimate")
-        assert score.verdict in set(rows.verdict), score.artefact
+        of_paper = rows.studies.str.startswith("paper-")
+        if claims[score.claim].scale:  # of reduced studies the claim needs the paper's scale
+            stated = rows.verdict.where(of_paper, "needs paper scale")
+        else:
+            stated = rows.verdict
+        assert score.verdict in set(stated), score.artefact
         number = re.search(r"[-+]?\d[\d.]*", score.ours)[0]
         of_rates = {str(round(row.estimate * row.runs / 100)) for row in rows.itertuples()}
         of_values = {f"{row.estimate:.2f}" for row in rows.itertuples()}

@@ -169,7 +169,7 @@ def test_loaded_model_gives_the_number_of_the_record(tmp_path):
     with pytest.raises(HmoeError, match="mix, max, ood"):
         load_model(record["run_id"], "best", store)
     (store.path(record["run_id"]) / "selected-max.safetensors").unlink()
-    with pytest.raises(HmoeError, match="train the run again"):
+    with pytest.raises(HmoeError, match="train it again"):
         load_model(record["run_id"], "max", store)
 
 

@@ -496,7 +496,9 @@ def cue_values() -> dict[str, Value]:
         for name, column in (("hue", "hue wins"), ("second", "second wins")):
             hits = f"{int(corner[column])} of {int(corner.runs)}"
             values[f"cues/{second}/strongest second/{name}"] = Value(hits, CUES)
-    for row in pd.read_csv(ROOT / BALANCED).itertuples():
+    balanced = pd.read_csv(ROOT / BALANCED)
+    values["cues/balanced/seeds"] = Value(f"{balanced.seeds.min():.0f}", BALANCED)
+    for row in balanced.itertuples():
         text = f"{row.mean:+.2f} ({row.low:+.2f} to {row.high:+.2f})"
         values[f"cues/balanced/{CHANGES[row.change]}"] = Value(minus(text), BALANCED)
     return values

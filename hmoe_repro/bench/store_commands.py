@@ -82,7 +82,7 @@ def write_generated(folder: Path, count: int) -> Path:
 
 # %% ../../nbs/10_bench/11_store_commands.ipynb #def-measure
 class Usage(NamedTuple):
-    """What a process used: processor seconds, and MiB of memory at the peak."""
+    """Processor seconds of a process, and its memory at the peak in MiB."""
 
     seconds: float
     mebibytes: float

@@ -189,7 +189,6 @@ def data_show_command(
     Of a table of numbers it draws the distribution of each column, and prints means.
 
     Example:
-        hmoe data show path/to/my_images
         hmoe data show DigitDomains --class 3 --class 8 --output digits.png
         hmoe data show patients.csv
     """

@@ -190,10 +190,9 @@ def _note_on_weights(record, store) -> list[str]:
         record: its record.
         store: the store that has the run.
     """
-    from hmoe_repro.training.model import selected_path
+    from hmoe_repro.training.model import absent_weights
 
-    paths = [selected_path(store.path(record["run_id"]), mode) for mode in record["selected"]]
-    missing = [path.name for path in paths if not path.exists()]
+    missing = absent_weights(record, store.path(record["run_id"]))
     if not missing:
         return []
     return [

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .errors import HmoeError
+from .errors import HmoeError, public
 from .tables import TableRow, read_table
 
 # %% ../../nbs/00_core/18_feature_tables.ipynb #def-read-features
@@ -147,6 +147,7 @@ AGREEMENT: Mapping[str, float] = {
 SHIFT = 0.6  # distance of the mean of a signal from 0, in standard deviations
 
 
+@public
 def spurious_columns(per_domain: int = 400, seed: int = 0) -> FeatureTable:
     """Generate rows in which the column 'spurious' agrees with the class, except in a new domain.
 
@@ -158,7 +159,14 @@ def spurious_columns(per_domain: int = 400, seed: int = 0) -> FeatureTable:
         A table with the columns `SPURIOUS_COLUMNS` and a domain for each entry of `AGREEMENT`, the
         probability that the column 'spurious' agrees with the class. Numbers are rounded to three
         decimals, so that every machine generates the same ones.
+
+    Raises:
+        HmoeError: for fewer than 2 or more than a million rows, or a negative seed.
     """
+    if not 2 <= per_domain <= 1_000_000:
+        raise HmoeError(f"per_domain = {per_domain} rows.", fix="from 2 to 1,000,000.")
+    if seed < 0:
+        raise HmoeError(f"the seed {seed} is negative.", fix="zero or more.")
     rng = np.random.default_rng(seed)
     domains = {}
     for domain, agreement in AGREEMENT.items():

@@ -216,7 +216,7 @@ def not_run_line(absent: list[str]) -> str:
 
     Args:
         absent: studies that were not run. Each is named with its number of runs and, if it can be
-            estimated, their time.
+            estimated, their time. Of more than four, the first three are named.
     """
     texts = []
     for study in absent:
@@ -225,6 +225,10 @@ def not_run_line(absent: list[str]) -> str:
         if cost["timed"]:
             text += f", {cost['hours']:,.0f} hours on a V100 by quoted times"
         texts.append(f"`{study}` ({text})")
+    if len(absent) > 4:
+        others = absent[3:]
+        runs = sum(quoted_cost(study)["runs"] for study in others)
+        texts = [*texts[:3], f"and {len(others)} other studies ({plural(runs, 'run')})"]
     return f"Not run: {', '.join(texts)}."
 
 # %% ../../nbs/08_report/12_page.ipynb #def-page-outputs
