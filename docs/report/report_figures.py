@@ -369,7 +369,7 @@ def draw_images(folder: Path, store: str = ""):
             axis.text(-0.03, 0.5, domain, transform=axis.transAxes, ha="right", va="center",
                       fontsize=8)  # fmt: skip
     spaces = {"left": 0.08, "right": 0.995, "top": 0.9, "bottom": 0.01}
-    figure.subplots_adjust(**spaces, wspace=0.62, hspace=0.08)
+    figure.subplots_adjust(**spaces, wspace=0.85, hspace=0.08)
     save(figure, folder, "images")
 
 
