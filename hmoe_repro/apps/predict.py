@@ -334,6 +334,27 @@ def _exported(folder: Path, model) -> tuple[Record, str]:
     return record, weights
 
 
+def _weights_of(run_id: str, mode: str | None, store: RunStore) -> str | None:
+    """Return the weights of a run that predict by an inference mode.
+
+    Groups that `discover` found belong to the weights after the last update, so that these are the
+    weights of its runs. All other runs predict with the weights that the mode selected.
+
+    Args:
+        run_id: the id, or the beginning of it.
+        mode: the inference mode. None, and a mode that selected no weights, is the first one.
+        store: the store that has the run.
+
+    Returns:
+        'last', an inference mode, or None for the first one.
+    """
+    record = store.find(run_id)
+    groups, _ = read_groups(store.path(record["run_id"]))
+    if groups and record.get("discovery"):
+        return "last"
+    return mode if mode in (record["selected"] or {}) else None
+
+
 def _is_folder(model, folder: Path) -> bool:
     """Return whether `model` is the path of a folder rather than the id of a run.
 
@@ -356,17 +377,20 @@ def load(
     store=None,
     device: str | torch.device = "cpu",
     trust_code: bool = False,
+    mode: str | None = None,
 ) -> TrainedModel:
     """Load the model of a finished run or of an exported folder, without the training data.
 
     Args:
         model: the id of a run, the beginning of an id, or a folder that `hmoe export` wrote in the
             format safetensors. A list of them makes an ensemble, which averages their logits.
-        weights: 'last' (the default if the run kept them), or an inference mode for the weights
-            that it selected.
+        weights: an inference mode for the weights that it selected, or 'last' for those after the
+            last update, which runs with codes keep, too. The default is `mode`. It is 'last' for a
+            run of `hmoe discover`, because its groups belong to these weights.
         store: folder of runs. Default: HMOE_RUNS, or `runs/`.
         device: device of the weights.
         trust_code: as in `load_model`.
+        mode: the inference mode that will predict. Default: the first one of the algorithm.
 
     Raises:
         HmoeError: as `load_model`. Also if the model is not of RGB images, if the folder has no
@@ -383,11 +407,13 @@ def load(
     if isinstance(model, list | tuple):
         if not model:
             raise HmoeError("an ensemble needs a run.", fix="name one or more.")
-        models = [load(each, weights, store, device, trust_code) for each in model]
+        models = [load(each, weights, store, device, trust_code, mode) for each in model]
         return _ensemble(models) if len(models) > 1 else models[0]
     folder = expanded(model)
     if not _is_folder(model, folder):
-        record, weights, path = find_run_weights(str(model), weights, store or RunStore())
+        store = store or RunStore()
+        weights = weights or _weights_of(str(model), mode, store)
+        record, weights, path = find_run_weights(str(model), weights, store)
         return _model(record, weights, path, device, trust_code)
     if listed_sum(folder / CONFIG_FILE):
         check_sum(folder / CONFIG_FILE, "copy the exported folder again, or `hmoe export RUN`.")

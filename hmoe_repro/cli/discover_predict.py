@@ -322,7 +322,7 @@ def predict_command(
         str, option("The CSV file.", callback=options.writable_file)
     ] = "predictions.csv",
     weights: Annotated[
-        str | None, option("last, or an inference mode: the weights it selected.")
+        str | None, option("Inference mode whose weights to take, or last; default: that of --mode.")
     ] = None,
     mode: Annotated[str | None, option("Inference mode; default: the algorithm's first.")] = None,
     skip_unreadable: _SkipDamagedOption = False,
@@ -357,7 +357,7 @@ def predict_command(
     from hmoe_repro.data.loader import FolderNote
 
     keep_existing(output, overwrite=overwrite)
-    trained = load(model, weights, None, str(resolve_device(device)), trust_code)
+    trained = load(model, weights, None, str(resolve_device(device)), trust_code, mode)
     with Progress(quiet=CONFIG.quiet) as progress, warnings.catch_warnings():
         warnings.simplefilter("ignore", FolderNote)  # these files are listed below
         table, unreadable = predict_folder(trained, folder, mode, True, progress)
@@ -507,7 +507,7 @@ def export_command(
         str | None, option("The folder; default: named after algorithm and run.")
     ] = None,
     weights: Annotated[
-        str | None, option("last, or an inference mode: the weights it selected.")
+        str | None, option("Inference mode whose weights to take, or last; default: that of --mode.")
     ] = None,
     mode: Annotated[
         str | None, option("Inference mode of a graph; default: the algorithm's first.")
@@ -530,7 +530,7 @@ def export_command(
     from hmoe_repro.apps.export import export_model
     from hmoe_repro.apps.predict import load
 
-    trained = load(run, weights, trust_code=trust_code)
+    trained = load(run, weights, trust_code=trust_code, mode=mode)
     path, difference = export_model(trained, output, format, mode, as_bytes, overwrite)
     count = path.stat().st_size
     size = f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count / 1e3:.0f} kB"
