@@ -100,3 +100,28 @@ def test_unknown_weights_are_named_with_those_that_are_kept(final):
     with pytest.raises(HmoeError, match="weights.*'best'") as caught:
         load(config.run_id, "best", store)
     assert list(caught.value.choices) == ["mix", "max", "ood", "last"]
+
+
+def test_a_list_of_images_is_predicted_and_damaged_files_are_left_out_on_request(final, tmp_path):
+    store, config, _ = final
+    rng = np.random.default_rng(1)
+    (tmp_path / "pictures").mkdir()
+    for i in range(3):
+        pixels = rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "pictures" / f"{i}.png")
+    model = load(config.run_id, store=store)
+    whole = model.predict(str(tmp_path / "pictures"))
+    path = tmp_path / "list.csv"
+    path.write_text("file,note\npictures/2.png,x\npictures/0.png,y\n", encoding="utf-8")
+    listed = model.predict(str(path))
+    assert listed.file.tolist() == ["pictures/2.png", "pictures/0.png"]
+    assert listed.probability.tolist() == pytest.approx(whole.probability[[2, 0]].tolist())
+    (tmp_path / "pictures" / "1.png").write_bytes(b"no picture")
+    with pytest.raises(HmoeError, match="1 of 3") as caught:
+        model.predict(str(tmp_path / "pictures"))
+    assert "skip_unreadable=True" in caught.value.fix
+    left = model.predict(str(tmp_path / "pictures"), skip_unreadable=True)
+    assert left.file.tolist() == ["0.png", "2.png"]
+    path.write_text("picture\npictures/2.png\n", encoding="utf-8")
+    with pytest.raises(HmoeError, match="no column file"):
+        model.predict(str(path))
