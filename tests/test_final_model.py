@@ -321,5 +321,5 @@ def test_train_says_that_there_is_no_test_accuracy(tmp_path):
 
 def test_none_stands_alone():
     with pytest.raises(HmoeError, match="'none' means that no domain is held out") as caught:
-        config_of_domains(["none", "sketch"])
+        make_config("ERM", "DigitDomainsTiny", ["none", "sketch"], **OPTIONS)
     assert "alone" in caught.value.fix

@@ -11,6 +11,7 @@ from commands import hmoe
 
 from hmoe_repro.algorithms import algorithm_names, get_algorithm
 from hmoe_repro.algorithms.conformance import check_algorithm
+from hmoe_repro.analysis.tables import samples_word, small_test_notes
 from hmoe_repro.apps.compare import compare
 from hmoe_repro.apps.export import FORMATS, TOLERANCE, export_model, run_graph
 from hmoe_repro.apps.predict import load
@@ -25,7 +26,7 @@ from hmoe_repro.data.registry import (
     load_dataset,
     register_dataset,
 )
-from hmoe_repro.networks.registry import make_encoder, make_featurizer
+from hmoe_repro.networks.registry import ROW_NETWORK, make_encoder, make_featurizer
 from hmoe_repro.networks.small import RowNet, Standardise, standardise_columns
 from hmoe_repro.training.model import load_model
 from hmoe_repro.training.planning import make_config
@@ -472,6 +473,17 @@ def test_a_table_is_verified_row_by_row(patients):
     assert done.returncode == 1
     assert "line 5" in done.stderr
     assert "1 more line" in done.stderr
+
+
+def test_rows_are_called_rows():
+    frame = pd.DataFrame({"network": [ROW_NETWORK], "test_size": [10.0], "accuracy": [0.5]})
+    frame = frame.assign(test_domain="a", algorithm="ERM")
+    assert samples_word(frame) == "rows"
+    (note,) = small_test_notes(frame)
+    assert "few test rows: a (10)" in note
+    assert "images" not in note
+    assert samples_word(frame.assign(network="small_cnn")) == "images"
+    assert samples_word(frame.drop(columns="network")) == "images"
 
 
 def test_a_table_without_classes_is_told_both_forms(patients):

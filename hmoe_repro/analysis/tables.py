@@ -29,7 +29,6 @@ from hmoe_repro.analysis.results import (
 )
 from .writers import template
 from ..core.errors import HmoeError, check_choice, public
-from ..networks.registry import ROW_NETWORK
 from ..studies.search import rank, select_by_rule
 from ..studies.study_file import domain_names
 from ..training.run_config import TOY
@@ -344,9 +343,12 @@ def table_notes(frame: pd.DataFrame, errors: bool = True) -> list[str]:
 FEW_TEST_IMAGES = 100  # below it, a test accuracy is too coarse to compare without a remark
 
 
+_ROW_NETWORK = "mlp"  # `networks.registry.ROW_NETWORK`, whose module imports PyTorch
+
+
 def samples_word(frame: pd.DataFrame) -> str:
     """Return 'rows' if all runs of a frame are on rows of numbers, else 'images'."""
-    return "rows" if "network" in frame and set(frame.network) == {ROW_NETWORK} else "images"
+    return "rows" if "network" in frame and set(frame.network) == {_ROW_NETWORK} else "images"
 
 
 def small_test_notes(frame: pd.DataFrame) -> list[str]:

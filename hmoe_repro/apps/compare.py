@@ -395,8 +395,9 @@ def _settings_note(frame: pd.DataFrame) -> str:
     pixels = f"{values_of('resolution')} pixels, " if word == "images" else ""
     return (
         f"{values_of('dataset')}: network {values_of('network')}, {pixels}{values_of('steps')} "
-        f"updates of {values_of('hparams.batch_size')} {word} of each training domain; trial seeds {seeds}; checkpoints selected by training-domain "
-        "validation. This is the protocol of this comparison, not a paper's."
+        f"updates of {values_of('hparams.batch_size')} {word} of each training domain; "
+        f"trial seeds {seeds}; checkpoints selected by training-domain validation. "
+        "This is the protocol of this comparison, not a paper's."
     )
 
 
