@@ -5,6 +5,7 @@ import sys
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from conftest import names_given_back
@@ -13,9 +14,11 @@ from typer.testing import CliRunner
 
 from hmoe_repro.algorithms import get_algorithm, list_algorithms
 from hmoe_repro.apps.embed import (
+    cka_notes,
     compare_features,
     embed,
     embed_network,
+    embed_source,
     features_of,
     linear_cka,
     plot_map,
@@ -270,3 +273,33 @@ def test_a_network_without_data_or_with_unknown_weights_is_refused():
     ]:
         refused = CliRunner().invoke(app, ["embed", *given])
         assert said in str(refused.exception), given
+
+
+def test_a_name_that_is_no_run_is_compared_with_networks():
+    with pytest.raises(HmoeError, match="'smal_cnn'.*Did you mean 'small_cnn'"):
+        embed_source("smal_cnn", dataset="DigitDomainsTiny")
+    result = CliRunner().invoke(app, ["list", "--networks"])
+    assert result.exit_code == 0
+    names = [line.split()[0] for line in result.output.splitlines() if line.strip()]
+    assert {"small_cnn", "mlp", "efficientnet_lite0", "resnet50"} <= set(names)
+    (line,) = [line for line in result.output.splitlines() if line.startswith("small_cnn")]
+    assert line.split()[1] == "random"
+
+
+def test_the_map_needs_a_picture():
+    for options in (["--by", "class"], ["--method", "tsne"]):
+        result = CliRunner().invoke(app, ["embed", "0123", *options])
+        assert isinstance(result.exception, HmoeError)
+        assert options[0] in str(result.exception)
+
+
+def test_the_notes_on_cka_name_constant_features_and_few_images():
+    table = pd.DataFrame(
+        {"domain": ["a", "b", "all"], "images": [4, 50, 54], "cka": [np.nan, 0.3, 0.4]}
+    )
+    constant, few = cka_notes(table, [16, 8])
+    assert "a:" in constant
+    assert "b" not in constant.split(":")[0]
+    assert "for a:" in few
+    assert "(16)" in few
+    assert cka_notes(table.tail(2), [16, 8]) == []

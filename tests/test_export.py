@@ -262,9 +262,9 @@ def test_the_folder_predicts_without_its_run(place, exported, tmp_path, monkeypa
     again = load(exported)
     assert again.expert_names == model.expert_names
     assert again.domain_names == model.domain_names
-    with pytest.raises(HmoeError, match="unknown weights.*'mix'") as caught:
-        load(exported, "mix")
-    assert list(caught.value.choices) == ["last"]
+    with pytest.raises(HmoeError, match="unknown weights.*'last'") as caught:
+        load(exported, "last")
+    assert list(caught.value.choices) == ["mix"]
 
 
 def test_what_is_inside_is_the_same_everywhere(place, exported):

@@ -317,3 +317,9 @@ def test_train_says_that_there_is_no_test_accuracy(tmp_path):
     assert config_of_run().dataset in listed.stdout
     assert "none" in listed.stdout
     assert hmoe(*given, "none", "--n-hparams", "2", folder=tmp_path).returncode != 0
+
+
+def test_none_stands_alone():
+    with pytest.raises(HmoeError, match="'none' means that no domain is held out") as caught:
+        make_config("ERM", "DigitDomainsTiny", ["none", "sketch"], **OPTIONS)
+    assert "alone" in caught.value.fix

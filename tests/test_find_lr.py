@@ -210,7 +210,7 @@ def curves_of(algorithm, accuracies, seed=0, mode="default", domain="photo"):
 
 
 def test_an_algorithm_is_named_if_half_of_its_runs_still_learned():
-    up, flat = [0.1, 0.2, 0.3], [0.3, 0.3, 0.2]
+    up, flat = [0, 0, 0.1, 0.2, 0.3], [0.3, 0.3, 0.3, 0.3, 0.2]
     parts = [curves_of("ERM", up, 0), curves_of("ERM", flat, 1)]
     parts += [curves_of("SAM", up, 0), curves_of("SAM", flat, 1), curves_of("SAM", flat, 2)]
     parts += [curves_of("HMOE-DN", flat, mode="mix"), curves_of("HMOE-DN", up, mode="max")]
@@ -226,7 +226,7 @@ def test_an_algorithm_is_named_if_half_of_its_runs_still_learned():
 
 
 def test_a_pretrained_network_at_the_default_rate_is_told_so():
-    curves = curves_of("ERM", [0.1, 0.4])
+    curves = curves_of("ERM", [0.1, 0.1, 0.2, 0.3, 0.4])
     default = SHARED_HPARAMS["lr"].large_image_default
     rates = pd.DataFrame({"weights": ["some"], "hparams.lr": [default]})
     assert len(rising_notes(curves, rates)) == 2
@@ -250,3 +250,29 @@ def test_few_test_images_are_pointed_out_with_their_number():
     assert "b (" not in note
     assert "c (" not in note
     assert small_test_notes(frame[1:]) == []
+
+
+def test_a_curve_at_its_ceiling_needs_no_longer_training():
+    assert not is_rising([0.2, 0.5, 0.9, 0.95, 1.0])
+    assert not is_rising([0.2, 0.5, 0.9, 0.95, 0.99])
+    assert is_rising([0.2, 0.5, 0.9, 0.95, 0.98])
+    assert rising_notes(curves_of("ERM", [0.2, 0.5, 0.9, 0.95, 1.0])) == []
+
+
+def test_few_checkpoints_decide_nothing():
+    (note,) = rising_notes(curves_of("ERM", [0.1, 0.2, 0.3]))
+    assert "3 checkpoints" in note
+    assert "lr" not in note
+    (note,) = rising_notes(curves_of("ERM", [0.1, 0.12, 0.11, 0.13, 0.142]))
+    assert "too low or too high" in note
+    assert "hmoe find-lr`" in note
+
+
+def test_the_command_has_the_network_and_the_batch_size_of_the_runs():
+    curves = curves_of("ERM", [0.1, 0.2, 0.3, 0.4, 0.5])
+    rates = pd.DataFrame({"network": ["small_cnn"] * 2, "hparams.batch_size": [32.0, 32.0]})
+    (note,) = rising_notes(curves, rates)
+    assert "`hmoe find-lr --network small_cnn --set batch_size=32`" in note
+    rates = pd.DataFrame({"network": ["small_cnn", "mlp"], "hparams.batch_size": [32, 32]})
+    (note,) = rising_notes(curves, rates)
+    assert "`hmoe find-lr --set batch_size=32`" in note

@@ -277,3 +277,46 @@ def test_a_parquet_file_is_a_list(folder, monkeypatch):
     listed = scan_tree(path)
     assert same_images(listed, scan_tree(folder))
     assert sorted(torch.cat(listed.meta["iso"]).tolist()) == list(range(36))
+
+
+def test_all_faulty_lines_are_counted(folder):
+    path = folder / "list.csv"
+    rows = [{**row, "file": f"wrong/{row['file']}"} for row in rows_of(folder)]
+    write_list(path, rows)
+    with pytest.raises(HmoeError, match="line 2.*And 35 more lines") as caught:
+        own_inventory(path)
+    assert "line 3" not in str(caught.value)
+    write_list(path, rows_of(folder)[1:] + rows[:1])
+    with pytest.raises(HmoeError, match="line 37") as caught:
+        own_inventory(path)
+    assert "more line" not in str(caught.value)
+
+
+def test_a_second_line_of_another_class_is_told_from_a_copy(folder):
+    path = folder / "list.csv"
+    first = rows_of(folder)[0]
+    other = {"cat": "dog", "dog": "cat"}[first["class"]]
+    write_list(path, [*rows_of(folder), {**first, "class": other}])
+    with pytest.raises(HmoeError, match=f"line 38.*line 2, with the class '{first['class']}'"):
+        own_inventory(path)
+    write_list(path, [*rows_of(folder), first])
+    with pytest.raises(HmoeError, match="line 38.*line 2") as caught:
+        own_inventory(path)
+    assert "with the class" not in str(caught.value)
+
+
+def test_a_class_that_is_misspelt_once_is_named_with_its_line(folder):
+    path = folder / "list.csv"
+    rows = rows_of(folder)
+    rows[7]["class"] = {"cat": "cta", "dog": "dgo"}[right := rows[7]["class"]]
+    write_list(path, rows)
+    with pytest.raises(HmoeError, match=f"line 9.*{rows[7]['class']}.*Did you mean '{right}'"):
+        own_inventory(path)
+    rows[7]["class"] = "elephant"
+    write_list(path, rows)
+    assert own_inventory(path).classes == ["cat", "dog", "elephant"]
+    (folder / "day" / "catt").mkdir()
+    shutil.move(folder / "day" / "cat" / "0.png", folder / "day" / "catt" / "0.png")
+    path.unlink()
+    with pytest.raises(HmoeError, match="day/catt/0.png.*Did you mean 'cat'"):
+        own_inventory(folder)

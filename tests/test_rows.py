@@ -11,6 +11,7 @@ from commands import hmoe
 
 from hmoe_repro.algorithms import algorithm_names, get_algorithm
 from hmoe_repro.algorithms.conformance import check_algorithm
+from hmoe_repro.analysis.tables import samples_word, small_test_notes
 from hmoe_repro.apps.compare import compare
 from hmoe_repro.apps.export import FORMATS, TOLERANCE, export_model, run_graph
 from hmoe_repro.apps.predict import load
@@ -25,7 +26,7 @@ from hmoe_repro.data.registry import (
     load_dataset,
     register_dataset,
 )
-from hmoe_repro.networks.registry import make_encoder, make_featurizer
+from hmoe_repro.networks.registry import ROW_NETWORK, make_encoder, make_featurizer
 from hmoe_repro.networks.small import RowNet, Standardise, standardise_columns
 from hmoe_repro.training.model import load_model
 from hmoe_repro.training.planning import make_config
@@ -450,3 +451,57 @@ def test_the_sheet_of_columns_has_the_numbers_of_the_table(patients):
     assert abs(centre - of_cell.mean()) < 0.3
     with pytest.raises(HmoeError, match="no class 'sick'"):
         column_table(data, ["sick"])
+
+
+def test_a_table_is_verified_row_by_row(patients):
+    place, _, table, _ = patients
+    done = hmoe("data", "verify", "ward.csv", folder=place)
+    assert done.returncode == 0, done.stderr
+    counts = table.groupby(["class", "domain"]).size()
+    assert f"{len(table)}" in done.stdout
+    for name in ("ill", "well"):
+        (line,) = [line for line in done.stdout.splitlines() if line.startswith(name)]
+        assert [int(cell) for cell in line.split()[1:]] == [*counts[name], counts[name].sum()]
+    assert "images" not in done.stdout
+    done = hmoe("data", "verify", "ward.csv", "--images", folder=place)
+    assert done.returncode == 1
+    assert "--images" in done.stderr
+    broken = table.astype({"pulse": object})
+    broken.loc[[3, 5], "pulse"] = "high"
+    broken.to_csv(place / "broken.csv", index=False)
+    done = hmoe("data", "verify", "broken.csv", folder=place)
+    assert done.returncode == 1
+    assert "line 5" in done.stderr
+    assert "1 more line" in done.stderr
+
+
+def test_rows_are_called_rows():
+    frame = pd.DataFrame({"network": [ROW_NETWORK], "test_size": [10.0], "accuracy": [0.5]})
+    frame = frame.assign(test_domain="a", algorithm="ERM")
+    assert samples_word(frame) == "rows"
+    (note,) = small_test_notes(frame)
+    assert "few test rows: a (10)" in note
+    assert "images" not in note
+    assert samples_word(frame.assign(network="small_cnn")) == "images"
+    assert samples_word(frame.drop(columns="network")) == "images"
+
+
+def test_a_table_without_classes_is_told_both_forms(patients):
+    place, _, table, _ = patients
+    table.drop(columns="class").to_csv(place / "bare.csv", index=False)
+    for command in (("data", "show"), ("data", "verify")):
+        done = hmoe(*command, "bare.csv", folder=place)
+        assert done.returncode == 1
+        message = " ".join(done.stderr.split())
+        assert "file, class and domain" in message
+        assert "columns of numbers" in message
+
+
+def test_a_misspelt_class_of_a_table_is_named_with_its_line(tmp_path):
+    lines = [f"{i},{'ill' if i % 2 else 'well'},{'a' if i < 6 else 'b'}" for i in range(12)]
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join(["x,class,domain", *lines]))
+    assert read_features(path).class_names == ["ill", "well"]
+    path.write_text("\n".join(["x,class,domain", *lines[:3], "3,wlel,a", *lines[4:]]))
+    with pytest.raises(HmoeError, match="line 5.*'wlel'.*Did you mean 'well'"):
+        read_features(path)

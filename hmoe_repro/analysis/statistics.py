@@ -21,7 +21,13 @@ from scipy import optimize, stats
 
 from .plotting import escape_math
 from .results import Results, margin_of, metric_of, mode_rank
-from .tables import domain_order, in_table_order, row_name, run_results
+from hmoe_repro.analysis.tables import (
+    domain_order,
+    in_table_order,
+    row_name,
+    run_results,
+    samples_word,
+)
 from .writers import Line, template
 from ..core.errors import HmoeError, check_choice, plural, public
 from ..core.style import PALETTE, colours
@@ -615,7 +621,8 @@ def resolution_note(selection: pd.DataFrame) -> str:
     limits = minimum_detectable_difference(selection.assign(status="complete"))
     average = limits.iloc[-1]
     return (
-        f"trial seeds: {average.seeds}, test images: {average.test_images}; minimum detectable "
+        f"trial seeds: {average.seeds}, test {samples_word(selection)}: {average.test_images}; "
+        "minimum detectable "
         f"difference of averages ({average.rests_on}): {average.detectable:.1f} points"
     )
 

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['FEW_TEST_IMAGES', 'row_name', 'complete_rows', 'in_table_order', 'run_results', 'in_domain_view', 'only_modes',
            'domain_order', 'mean_and_error', 'cell_statistics', 'cell_text', 'average_first', 'frame_parts',
-           'accuracy_block', 'accuracy_table', 'table_notes', 'small_test_notes', 'paper_setting', 'paper_numbers',
-           'published_table', 'paper_table', 'wall_time_table', 'narrow_results', 'selected_table',
+           'accuracy_block', 'accuracy_table', 'table_notes', 'samples_word', 'small_test_notes', 'paper_setting',
+           'paper_numbers', 'published_table', 'paper_table', 'wall_time_table', 'narrow_results', 'selected_table',
            'describe_discovery', 'search_table', 'best_hparams']
 
 # %% ../../nbs/07_analysis/04_tables.ipynb #imports
@@ -343,6 +343,14 @@ def table_notes(frame: pd.DataFrame, errors: bool = True) -> list[str]:
 FEW_TEST_IMAGES = 100  # below it, a test accuracy is too coarse to compare without a remark
 
 
+_ROW_NETWORK = "mlp"  # `networks.registry.ROW_NETWORK`, whose module imports PyTorch
+
+
+def samples_word(frame: pd.DataFrame) -> str:
+    """Return 'rows' if all runs of a frame are on rows of numbers, else 'images'."""
+    return "rows" if "network" in frame and set(frame.network) == {_ROW_NETWORK} else "images"
+
+
 def small_test_notes(frame: pd.DataFrame) -> list[str]:
     """Name the test domains with fewer than `FEW_TEST_IMAGES` test images, and their numbers.
 
@@ -362,9 +370,10 @@ def small_test_notes(frame: pd.DataFrame) -> list[str]:
         return []
     named = ", ".join(f"{domain} ({count})" for domain, count in few.items())
     error = 100 * 0.5 / math.sqrt(few.min())
+    word = samples_word(frame)
     return [
-        f"few test images: {named}. On {few.min()} images, an accuracy of 50 % has a standard "
-        f"error of {error:.0f} points from the draw of the images alone"
+        f"few test {word}: {named}. On {few.min()} {word}, an accuracy of 50 % has a standard "
+        f"error of {error:.0f} points from the draw of the {word} alone"
     ]
 
 # %% ../../nbs/07_analysis/04_tables.ipynb #def-paper-numbers

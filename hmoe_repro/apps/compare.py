@@ -34,6 +34,7 @@ from hmoe_repro.analysis.tables import (
     accuracy_table,
     complete_rows,
     row_name,
+    samples_word,
     small_test_notes,
     table_notes,
 )
@@ -390,11 +391,13 @@ def _settings_note(frame: pd.DataFrame) -> str:
         return " or ".join(map(str, sorted(frame[column].dropna().unique())))
 
     seeds = ", ".join(map(str, sorted(frame.trial_seed.unique())))
+    word = samples_word(frame)
+    pixels = f"{values_of('resolution')} pixels, " if word == "images" else ""
     return (
-        f"{values_of('dataset')}: network {values_of('network')}, {values_of('resolution')} "
-        f"pixels, {values_of('steps')} updates of {values_of('hparams.batch_size')} images of each "
-        f"training domain; trial seeds {seeds}; checkpoints selected by training-domain "
-        "validation. This is the protocol of this comparison, not a paper's."
+        f"{values_of('dataset')}: network {values_of('network')}, {pixels}{values_of('steps')} "
+        f"updates of {values_of('hparams.batch_size')} {word} of each training domain; "
+        f"trial seeds {seeds}; checkpoints selected by training-domain validation. "
+        "This is the protocol of this comparison, not a paper's."
     )
 
 
@@ -440,7 +443,10 @@ def compare_frame(frame: pd.DataFrame, baseline: str) -> Comparison:
         differences = contrasts(frame, baseline)
         table = _with_differences(table, differences, row_name(baseline, first_mode))
     notes = [_settings_note(frame), *table_notes(frame)]
-    notes += rising_notes(checkpoints(frame), frame)
+    rising = rising_notes(checkpoints(frame), frame)
+    notes += rising
+    if any("find-lr" in note for note in rising):
+        notes.append("a rate for all algorithms: `hm.compare(..., hparams={'lr': 0.003})`")
     notes += small_test_notes(frame)
     return Comparison(accuracy_verdict(frame, baseline), table, differences, frame, notes)
 

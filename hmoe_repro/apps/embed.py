@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['METHODS', 'recorded_features', 'features_of', 'Embedded', 'embed', 'embed_network', 'embed_source', 'place_features',
-           'plot_map', 'linear_cka', 'compare_features']
+           'plot_map', 'linear_cka', 'cka_notes', 'compare_features']
 
 # %% ../../nbs/09_apps/15_embed.ipynb #imports
 import contextlib
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from torch import nn
 
 from ..analysis.embeddings import subset, tsne
 from ..core.devices import resolve_device
-from ..core.errors import HmoeError, Place, check_choice, public
+from ..core.errors import HmoeError, Place, check_choice, listed, public, unknown_value
 from ..core.metadata import describe_samples
 from ..core.seeds import seed_everything, undisturbed
 from ..data.base import DomainDataset
@@ -308,9 +309,12 @@ def embed_source(
         options: `weights`, `resolution` and `seed` of a network.
 
     Raises:
-        HmoeError: as `embed` and `embed_network`, and for a network without data.
+        HmoeError: as `embed` and `embed_network`, for a network without data, and for a text that
+            is neither a network nor the beginning of an id.
     """
     if source not in NETWORKS:
+        if not re.fullmatch("[0-9a-f]+", source):
+            raise unknown_value(source, NETWORKS, "run or network")
         return embed(source, limit, device=device, data_dir=data_dir)
     if dataset is None:
         cause = f"{source} is a network, which has no data."
@@ -385,7 +389,8 @@ def linear_cka(x: np.ndarray, y: np.ndarray) -> float:
         y: (N, E) features.
 
     Returns:
-        A number from 0 to 1 (Kornblith et al., 2019, Eq. 5), NaN if either does not vary.
+        A number from 0 to 1 (Kornblith et al., 2019, Eq. 5), NaN if either does not vary. With
+        fewer rows than features it is biased towards 1, even for unrelated features.
 
     Raises:
         HmoeError: if they have different numbers of rows.
@@ -405,6 +410,29 @@ def linear_cka(x: np.ndarray, y: np.ndarray) -> float:
     together = np.linalg.norm(y.T @ x) ** 2
     apart = np.linalg.norm(x.T @ x) * np.linalg.norm(y.T @ y)
     return float(together / apart) if apart > 0 else float("nan")
+
+
+def cka_notes(table: pd.DataFrame, widths: Sequence[int]) -> list[str]:
+    """Return the reasons why some values of `compare_features` say little.
+
+    Args:
+        table: its result.
+        widths: numbers of features of the two networks.
+    """
+    notes = []
+    constant = table[table.cka.isna()]
+    if len(constant):
+        notes.append(
+            f"no CKA for {listed(constant.domain.tolist(), 5)}: the features of one network are "
+            "the same for all of these images"
+        )
+    few = table[table.images <= max(widths)]
+    if len(few):
+        notes.append(
+            f"too few images for {listed(few.domain.tolist(), 5)}: with fewer than there are "
+            f"features ({max(widths)}), linear CKA is too high even for unrelated networks"
+        )
+    return notes
 
 
 def compare_features(first: Embedded, second: Embedded) -> pd.DataFrame:

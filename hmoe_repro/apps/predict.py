@@ -27,9 +27,9 @@ from ..core.errors import HmoeError, Place, check_choice, first_line, public
 from ..core.feature_tables import read_rows
 from ..core.files import expanded
 from ..core.seals import check_sum, listed_sum
-from ..core.tables import TABLE_SUFFIXES
+from ..core.tables import TABLE_SUFFIXES, read_table
 from ..data.base import as_input
-from ..data.image_folder import IMAGE_SUFFIXES, listed
+from ..data.image_folder import IMAGE_SUFFIXES, is_list, listed
 from ..data.kmeans_baseline import image_statistics
 from hmoe_repro.data.transforms import (
     Refused,
@@ -82,14 +82,14 @@ class TrainedModel:
         interpolation = (config.get("images") or {}).get("interpolation", "bilinear")
         return np.asarray(square(image, config["resolution"], interpolation))
 
-    def predict(self, images, mode: str | None = None):
+    def predict(self, images, mode: str | None = None, skip_unreadable: bool = False):
         """Predict for one image, several, or a folder: `predict_images`.
 
         A model of rows of numbers predicts for a row, several, or a table: `predict_rows`.
         """
         if self.columns:
             return predict_rows(self, images, mode)
-        return predict_images(self, images, mode)
+        return predict_images(self, images, mode, skip_unreadable)
 
     @torch.no_grad()
     def forward_rows(self, rows: torch.Tensor, mode: str | None = None) -> dict[str, np.ndarray]:
@@ -334,6 +334,27 @@ def _exported(folder: Path, model) -> tuple[Record, str]:
     return record, weights
 
 
+def _weights_of(run_id: str, mode: str | None, store: RunStore) -> str | None:
+    """Return the weights of a run that predict by an inference mode.
+
+    Groups that `discover` found belong to the weights after the last update, so that these are the
+    weights of its runs. All other runs predict with the weights that the mode selected.
+
+    Args:
+        run_id: the id, or the beginning of it.
+        mode: the inference mode. None, and a mode that selected no weights, is the first one.
+        store: the store that has the run.
+
+    Returns:
+        'last', an inference mode, or None for the first one.
+    """
+    record = store.find(run_id)
+    groups, _ = read_groups(store.path(record["run_id"]))
+    if groups and record.get("discovery"):
+        return "last"
+    return mode if mode in (record["selected"] or {}) else None
+
+
 def _is_folder(model, folder: Path) -> bool:
     """Return whether `model` is the path of a folder rather than the id of a run.
 
@@ -356,17 +377,20 @@ def load(
     store=None,
     device: str | torch.device = "cpu",
     trust_code: bool = False,
+    mode: str | None = None,
 ) -> TrainedModel:
     """Load the model of a finished run or of an exported folder, without the training data.
 
     Args:
         model: the id of a run, the beginning of an id, or a folder that `hmoe export` wrote in the
             format safetensors. A list of them makes an ensemble, which averages their logits.
-        weights: 'last' (the default if the run kept them), or an inference mode for the weights
-            that it selected.
+        weights: an inference mode for the weights that it selected, or 'last' for those after the
+            last update, which runs with codes keep, too. The default is `mode`. It is 'last' for a
+            run of `hmoe discover`, because its groups belong to these weights.
         store: folder of runs. Default: HMOE_RUNS, or `runs/`.
         device: device of the weights.
         trust_code: as in `load_model`.
+        mode: the inference mode that will predict. Default: the first one of the algorithm.
 
     Raises:
         HmoeError: as `load_model`. Also if the model is not of RGB images, if the folder has no
@@ -383,11 +407,13 @@ def load(
     if isinstance(model, list | tuple):
         if not model:
             raise HmoeError("an ensemble needs a run.", fix="name one or more.")
-        models = [load(each, weights, store, device, trust_code) for each in model]
+        models = [load(each, weights, store, device, trust_code, mode) for each in model]
         return _ensemble(models) if len(models) > 1 else models[0]
     folder = expanded(model)
     if not _is_folder(model, folder):
-        record, weights, path = find_run_weights(str(model), weights, store or RunStore())
+        store = store or RunStore()
+        weights = weights or _weights_of(str(model), mode, store)
+        record, weights, path = find_run_weights(str(model), weights, store)
         return _model(record, weights, path, device, trust_code)
     if listed_sum(folder / CONFIG_FILE):
         check_sum(folder / CONFIG_FILE, "copy the exported folder again, or `hmoe export RUN`.")
@@ -471,7 +497,7 @@ def forward_files(
         cause = f"{len(unreadable)} of {len(files)} images cannot be read: {named}."
         fix = "copy them again."
         if not skip_unreadable:
-            fix = "copy them again, or leave them out with --skip-unreadable."
+            fix = "copy them again, or leave them out: predict(..., skip_unreadable=True)."
         raise HmoeError(cause, fix=fix)
     return readable, join_outputs(parts), unreadable
 
@@ -505,15 +531,32 @@ def _table(
     return pd.DataFrame(table)
 
 
+def _listed_files(path: Path) -> list[str]:
+    """Return the files that a list of images names, as in the list.
+
+    Raises:
+        HmoeError: for a table without the column `file`, and for an empty cell.
+    """
+    fix = "a table with the column file, an image, or a folder: the run was trained on images."
+    files = []
+    for row in read_table(path, ("file",), fix):
+        file = row.cells["file"].strip()
+        if not file:
+            raise HmoeError("the column file is empty.", fix="fill it.").at(row.place)
+        files.append(file)
+    return files
+
+
 @public(folder=Place, skip_unreadable=bool, on_progress=Callable | None)
 def predict_folder(
     model: TrainedModel, folder, mode: str | None = None, skip_unreadable=False, on_progress=None
 ) -> tuple[pd.DataFrame, list[tuple[str, str]]]:
-    """Predict for all images below a folder, for one image file, or for a table of numbers.
+    """Predict for all images below a folder, for one image file, or for a table.
 
     Args:
         model: the model.
-        folder: path of the folder or file, or of a table for a model of rows (`predict_rows`).
+        folder: path of the folder or file. It may be a table: of numbers for a model of rows
+            (`predict_rows`), and else with the column `file`, whose paths start at its folder.
         mode: inference mode. Default: the first one of the algorithm.
         skip_unreadable: whether to leave out files that cannot be read.
         on_progress: as in `forward_files`.
@@ -523,16 +566,16 @@ def predict_folder(
         and gate_value), and (file, reason) of each unreadable file.
 
     Raises:
-        HmoeError: if there is no image, for a table if the model is of images, and as
-            `forward_files`.
+        HmoeError: if there is no image, for a table without the column `file` if the model is of
+            images, and as `forward_files`.
     """
     if model.columns:
         return cast(pd.DataFrame, predict_rows(model, folder, mode)), []
     root = expanded(folder)
     if root.suffix.lower() in TABLE_SUFFIXES:
-        cause = f"{folder} is a table, and run {model.record['run_id']} was trained on images."
-        raise HmoeError(cause, fix="an image, or a folder of images.")
-    files = [root.name] if root.is_file() else image_files(folder)
+        files = _listed_files(root)
+    else:
+        files = [root.name] if root.is_file() else image_files(folder)
     if not files:
         raise HmoeError(
             f"{folder} has no images ({' '.join(IMAGE_SUFFIXES)}).",
@@ -579,14 +622,18 @@ def _as_image(image) -> Image.Image:
 
 
 @public(images=object)
-def predict_images(model: TrainedModel, images, mode: str | None = None):
-    """Predict for one image, for several, or for the images of a folder.
+def predict_images(
+    model: TrainedModel, images, mode: str | None = None, skip_unreadable: bool = False
+):
+    """Predict for one image, for several, or for the images of a folder or a list.
 
     Args:
         model: the model.
-        images: an image, a list of images, or the path of a folder. An image is a path, a Pillow
+        images: an image, a list of images, or the path of a folder or of a table with the column
+            `file`. An image is a path, a Pillow
             image, or an array (H, W, 3) of bytes, of 16-bit integers or of floats from 0 to 1.
         mode: inference mode. Default: the first one of the algorithm.
+        skip_unreadable: whether to leave out files of a folder or table that cannot be read.
 
     Returns:
         For one image a dictionary of class, probability, nearest_domain and gate_value (None
@@ -597,8 +644,8 @@ def predict_images(model: TrainedModel, images, mode: str | None = None):
     """
     modes = model.algorithm.modes
     check_choice(mode or modes[0], modes, f"mode of {model.record['config']['algorithm']}")
-    if isinstance(images, str | Path) and expanded(images).is_dir():
-        return predict_folder(model, images, mode)[0]
+    if isinstance(images, str | Path) and (expanded(images).is_dir() or is_list(expanded(images))):
+        return predict_folder(model, images, mode, skip_unreadable)[0]
     several = isinstance(images, list | tuple)
     sources = list(images) if several else [images]
     if not sources:

@@ -93,19 +93,26 @@ def _verify_any_folder(folder: str, workers: int | None, reason: HmoeError, outp
 
 # %% ../../nbs/11_cli/05_data.ipynb #def-verify
 def _check_image_options(name: str, images: bool, output: str | None):
-    """Raise `HmoeError` for --output without --images, and for --images of MNIST."""
-    from hmoe_repro.data.verify import MNIST
+    """Raise `HmoeError` for --output without --images, and for --images of other data."""
+    from hmoe_repro.data import verify
 
     if output and not images:
         raise HmoeError("--output is the folder of the page of --images.", fix="add --images.")
-    if images and name == MNIST:
+    if images and name == verify.MNIST:
         cause = "MNIST has no image files, so that --images has nothing to read."
+        raise HmoeError(cause, fix="leave --images out.")
+    if images and verify.row_counts(name) is not None:
+        cause = f"{name} is a table of numbers, so that --images has nothing to read."
         raise HmoeError(cause, fix="leave --images out.")
 
 
 def data_verify_command(
     name: Annotated[
-        str, argument("A data set of `hmoe data list`, or a folder <domain>/<class>/<image>.")
+        str,
+        argument(
+            "A data set of `hmoe data list`, a folder <domain>/<class>/<image>, a list of images "
+            "or a table of numbers."
+        ),
     ],
     images: Annotated[
         bool,
@@ -124,7 +131,7 @@ def data_verify_command(
     ] = None,
     overwrite: OverwriteOption = False,
 ):
-    """Open and count every file of a data set; for MNIST, compare checksums.
+    """Open and count every file of a data set, or every row of a table; for MNIST, checksums.
 
     Example:
         hmoe data verify path/to/my_images
@@ -148,6 +155,10 @@ def data_verify_command(
         return _verify_any_folder(name, workers, error, output)
     if name == verify.MNIST:
         return print("\n".join(verify_mnist(data_dir)))
+    rows = verify.row_counts(name)
+    if rows is not None:
+        say_frame(f"{name}: rows of each class and domain", verify.with_totals(rows))
+        return print(f"{name}: every row can be read")
     store = image_quality.MeasureStore() if images else None
     visit = store.visit if store else None
     with Progress(quiet=CONFIG.quiet) as progress:
@@ -167,7 +178,7 @@ def data_verify_command(
 # %% ../../nbs/11_cli/05_data.ipynb #def-show
 def data_show_command(
     name: Annotated[
-        str, argument("A data set of `hmoe data list`, or the path of a folder or a list.")
+        str, argument("A data set of `hmoe data list`, or a folder, a list or a table of numbers.")
     ],
     output: Annotated[
         str, option("PNG file of the picture.", callback=writable_file)

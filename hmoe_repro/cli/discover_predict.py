@@ -16,7 +16,7 @@ import typer
 from . import options
 from .options import argument, option, path_from_here, print_written, say, say_frame
 from ..core.config import CONFIG
-from ..core.errors import listed, plural, printable
+from ..core.errors import HmoeError, listed, plural, printable
 from ..core.files import keep_existing
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-write-findings
@@ -313,7 +313,9 @@ _SkipDamagedOption = Annotated[
 
 
 def predict_command(
-    folder: Annotated[str, argument("An image, a folder of images, or a table of numbers.")],
+    folder: Annotated[
+        str, argument("An image, a folder or list of images, or a table of numbers.")
+    ],
     model: Annotated[
         list[str],
         option("A run of `hmoe runs`, or a folder of `hmoe export`; repeatable: an ensemble."),
@@ -322,7 +324,7 @@ def predict_command(
         str, option("The CSV file.", callback=options.writable_file)
     ] = "predictions.csv",
     weights: Annotated[
-        str | None, option("last, or an inference mode: the weights it selected.")
+        str | None, option("Inference mode whose weights to take, or last; default: --mode.")
     ] = None,
     mode: Annotated[str | None, option("Inference mode; default: the algorithm's first.")] = None,
     skip_unreadable: _SkipDamagedOption = False,
@@ -357,7 +359,7 @@ def predict_command(
     from hmoe_repro.data.loader import FolderNote
 
     keep_existing(output, overwrite=overwrite)
-    trained = load(model, weights, None, str(resolve_device(device)), trust_code)
+    trained = load(model, weights, None, str(resolve_device(device)), trust_code, mode)
     with Progress(quiet=CONFIG.quiet) as progress, warnings.catch_warnings():
         warnings.simplefilter("ignore", FolderNote)  # these files are listed below
         table, unreadable = predict_folder(trained, folder, mode, True, progress)
@@ -425,6 +427,14 @@ def evaluate_command(
     print_written(evaluated.save(output))
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-embed
+def _refuse_map_options(picture: str | None, given: dict):
+    """Raise `HmoeError` for options of the map (flag -> value) without `--picture`."""
+    flags = [flag for flag, value in given.items() if value]
+    if flags and not picture:
+        cause = f"{' and '.join(flags)} is about the map, and no map is written."
+        raise HmoeError(cause, fix="add --picture FILE.png.")
+
+
 def embed_command(
     run: Annotated[
         str,
@@ -448,14 +458,23 @@ def embed_command(
     ] = 300,
     by: Annotated[
         list[str] | None,
-        option("Colour the map by class, predicted, domain, held_out or expert; repeatable."),
+        option(
+            "Colour the map of --picture by class, predicted, domain, held_out or expert; "
+            "repeatable."
+        ),
     ] = None,
-    map_method: Annotated[str, option("Of the map: tsne, or umap.", "--method")] = "tsne",
+    map_method: Annotated[
+        str | None, option("Of the map of --picture: tsne (default), or umap.", "--method")
+    ] = None,
     dataset: Annotated[
         str | None, option("Of a network: a data set, a folder or a list of images.")
     ] = None,
     weights: Annotated[
-        str | None, option("Of a network: published weights, a file, or random.")
+        str | None,
+        option(
+            "Of a network: published weights (`hmoe list --networks`), a file, or random; needed "
+            "if several are published."
+        ),
     ] = None,
     resolution: Annotated[
         int | None, option("Of a network: pixels a side; default: its own, or the data's.", min=1)
@@ -475,8 +494,9 @@ def embed_command(
     """
     import matplotlib.pyplot as plt
 
-    from hmoe_repro.apps.embed import compare_features, embed_source, plot_map
+    from hmoe_repro.apps.embed import cka_notes, compare_features, embed_source, plot_map
 
+    _refuse_map_options(picture, {"--by": by, "--method": map_method})
     keep_existing(*filter(None, (output, picture)), overwrite=overwrite)
     folder = options.configure(data_dir)
     of_network = {"dataset": dataset, "weights": weights, "resolution": resolution}
@@ -487,12 +507,14 @@ def embed_command(
         other = embed_source(compare, count, data_dir=folder, device=device, **of_network)
         table = compare_features(found, other).round(2)
         options.print_frame(f"Linear CKA of {found.run_id} and {other.run_id}", table)
+        widths = [found.features.shape[1], other.features.shape[1]]
+        say(*[f"note: {note}" for note in cka_notes(table, widths)])
     if output:
         found.save(output)
         print_written(output)
     if picture:
         chosen = tuple(by or ("class", "domain", "expert"))
-        figure = plot_map(found, chosen, map_method)
+        figure = plot_map(found, chosen, map_method or "tsne")
         figure.savefig(picture, dpi=150)
         plt.close(figure)
         print_written(picture)
@@ -507,7 +529,7 @@ def export_command(
         str | None, option("The folder; default: named after algorithm and run.")
     ] = None,
     weights: Annotated[
-        str | None, option("last, or an inference mode: the weights it selected.")
+        str | None, option("Inference mode whose weights to take, or last; default: --mode.")
     ] = None,
     mode: Annotated[
         str | None, option("Inference mode of a graph; default: the algorithm's first.")
@@ -530,7 +552,7 @@ def export_command(
     from hmoe_repro.apps.export import export_model
     from hmoe_repro.apps.predict import load
 
-    trained = load(run, weights, trust_code=trust_code)
+    trained = load(run, weights, trust_code=trust_code, mode=mode)
     path, difference = export_model(trained, output, format, mode, as_bytes, overwrite)
     count = path.stat().st_size
     size = f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count / 1e3:.0f} kB"

@@ -68,8 +68,11 @@ def _list_artefacts():
 def list_command(
     algorithms: Annotated[bool, option("List the algorithms.", "--algorithms")] = False,
     datasets: Annotated[bool, option("List the data sets.", "--datasets")] = False,
+    networks: Annotated[
+        bool, option("List the networks, with the weights they can start from.", "--networks")
+    ] = False,
 ):
-    """List pages and profiles, or algorithms, or data sets.
+    """List pages and profiles, or algorithms, data sets or networks.
 
     A page shows a figure or table. A profile is a scale of training, such as `quick`.
 
@@ -81,6 +84,8 @@ def list_command(
         _list_algorithms()
     elif datasets:
         _list_datasets()
+    elif networks:
+        _list_networks()
     else:
         _list_artefacts()
 
@@ -106,6 +111,17 @@ def _list_algorithms():
     print("\nHyper-parameters as name=default [random search], small images / large images.")
     print(f"All have {'; '.join(shared)}.")
     print("Times ERM: of an update (`hmoe bench --what registry`); the network, if not ERM's.")
+
+
+def _list_networks():
+    """Print every network with its published weights. This imports PyTorch."""
+    from hmoe_repro.networks.pretrained import weights_for
+    from hmoe_repro.networks.registry import NETWORKS
+
+    rows = []
+    for name in NETWORKS:
+        rows.append([name, "of timm" if "<" in name else ", ".join(weights_for(name))])
+    print_table("Networks", ["name", "weights"], rows)
 
 
 def _list_datasets():

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .errors import HmoeError, public
+from .errors import HmoeError, check_misspelt, public, refuse_lines
 from .tables import TableRow, read_table
 
 # %% ../../nbs/00_core/18_feature_tables.ipynb #def-read-features
@@ -99,11 +99,19 @@ def read_features(path) -> FeatureTable:
         cause = f"a column of {path.name} has no name."
         raise HmoeError(cause, fix="name it, or remove it.")
     read_table(path, columns, _FIX)  # refuses two columns of one name
-    classes = [_name(row, "class") for row in rows]
-    domains = [_name(row, "domain") for row in rows]
+    classes = []
+    domains = []
     values = np.empty((len(rows), len(columns)))
+    errors = []
     for i, row in enumerate(rows):
-        values[i] = [_number(row, column) for column in columns]
+        try:
+            classes.append(_name(row, "class"))
+            domains.append(_name(row, "domain"))
+            values[i] = [_number(row, column) for column in columns]
+        except HmoeError as error:
+            errors.append(error)
+    refuse_lines(errors)
+    check_misspelt(path.name, classes, [row.place for row in rows])
     class_names = sorted(set(classes))
     labels = np.array([class_names.index(name) for name in classes], dtype=np.int64)
     by_domain = {}

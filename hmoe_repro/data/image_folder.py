@@ -23,7 +23,15 @@ import pandas as pd
 import torch
 from PIL import Image, ImageFilter, ImageOps, features
 
-from ..core.errors import HmoeError, first_line, listed, plural, printable
+from hmoe_repro.core.errors import (
+    HmoeError,
+    check_misspelt,
+    first_line,
+    listed,
+    plural,
+    printable,
+    refuse_lines,
+)
 from ..core.files import expanded
 from ..core.metadata import Column, check_meta, select_values
 from ..core.tables import TABLE_SUFFIXES, TableRow, read_table
@@ -700,7 +708,10 @@ def read_metadata(found: Inventory) -> pd.DataFrame | None:
 # %% ../../nbs/02_data/04_image_folder.ipynb #def-list-row
 LIST_COLUMNS = ("file", "class", "domain")
 PART_COLUMN = "split"
-_LIST_FIX = "a table with the columns file, class and domain, one line for each image."
+_LIST_FIX = (
+    "a table with the columns file, class and domain, one line for each image, or with class, "
+    "domain and columns of numbers."
+)
 
 
 def is_list(path) -> bool:
@@ -781,6 +792,42 @@ def _metadata_of(rows: list[TableRow], files: list[str]) -> pd.DataFrame | None:
     return pd.DataFrame(columns, index=files)
 
 # %% ../../nbs/02_data/04_image_folder.ipynb #def-list-inventory
+def _refuse_second(row: TableRow, first: TableRow):
+    """Raise `HmoeError` for a second line of a file, with what differs between the two."""
+    cause = f"{row.cells['file']!r} is also in {first.place}"
+    for column in ("class", "domain"):
+        other = _text_of(first, column)
+        if _text_of(row, column) != other:
+            cause += f", with the {column} {other!r}"
+    raise HmoeError(f"{cause}.", fix="keep one of the two lines.").at(row.place)
+
+
+def _entries(rows: list[TableRow], folder: Path) -> pd.DataFrame:
+    """Return a row for each line of a list: file (absolute path), domain, class and part.
+
+    Args:
+        rows: the lines.
+        folder: folder that relative paths start from.
+
+    Raises:
+        HmoeError: for the first line at fault, with the number of the others.
+    """
+    row_of_file = {}  # absolute path -> its line
+    table = []
+    errors = []
+    for row in rows:
+        try:
+            file = _path_of(row, folder)
+            if file in row_of_file:
+                _refuse_second(row, row_of_file[file])
+            row_of_file[file] = row
+            table.append((file, _text_of(row, "domain"), _text_of(row, "class"), _part_of(row)))
+        except HmoeError as error:
+            errors.append(error)
+    refuse_lines(errors)
+    return pd.DataFrame(table, columns=["file", "domain", "class", "part"], dtype=object)
+
+
 def list_inventory(path, name: str | None = None) -> Inventory:
     """Take the inventory of the images that a list names.
 
@@ -803,16 +850,7 @@ def list_inventory(path, name: str | None = None) -> Inventory:
     rows = read_table(path, LIST_COLUMNS, _LIST_FIX)
     if not rows:
         raise HmoeError(f"the list {path.name} names no image.", fix=_LIST_FIX)
-    place_of_file = {}  # absolute path -> its line
-    table = []
-    for row in rows:
-        file = _path_of(row, path.parent)
-        if file in place_of_file:
-            cause = f"{row.cells['file']!r} is also in {place_of_file[file]}."
-            raise HmoeError(cause, fix="keep one of the two lines.").at(row.place)
-        place_of_file[file] = row.place
-        table.append((file, _text_of(row, "domain"), _text_of(row, "class"), _part_of(row)))
-    table = pd.DataFrame(table, columns=["file", "domain", "class", "part"], dtype=object)
+    table = _entries(rows, path.parent)
     root = str(path.parent)
     if any(os.path.commonpath([root, file]) != root for file in table.file):
         root = os.path.commonpath([os.path.dirname(file) for file in table.file])
@@ -822,6 +860,7 @@ def list_inventory(path, name: str | None = None) -> Inventory:
     check_encoding(name, {*table.domain, *table["class"]})
     places = zip(table.domain, table["class"])
     check_names(name, places, fix="correct the cells of the list, so that the names agree.")
+    check_misspelt(name, table["class"].tolist(), [row.place for row in rows])
     table = table.drop(columns="part").sort_values("file", ignore_index=True)
     table = table.sort_values(
         "file", key=lambda files: files.map(folder_and_name), kind="stable", ignore_index=True
@@ -895,6 +934,7 @@ def own_inventory(root, name: str | None = None) -> Inventory:
             "The folders below them are the domains"
         )
     check_names(name, zip(found.table.domain, found.table["class"]))
+    check_misspelt(name, found.table["class"].tolist(), found.table.file.tolist())
     unsupported = unsupported_notes(found.extra)
     if found.table.empty:
         _refuse_empty(found, unsupported)

@@ -322,7 +322,7 @@ def restore_model(
 
 
 def _mode_of(record: Record, mode: str | None) -> str:
-    """Return `mode` if its weights are kept. The default is 'last', or else the first mode.
+    """Return `mode` if its weights are kept. The default is the algorithm's first mode.
 
     Raises:
         HmoeError: for another mode, and for a run without a selected model.
@@ -333,9 +333,10 @@ def _mode_of(record: Record, mode: str | None) -> str:
             fix="another run (`hmoe runs` lists them).",
         )
     last = ["last"] if record.get("discovery") else []
-    modes = [*last, *record["selected"], *record.get("in_domain", {})]
+    modes = [*record["selected"], *record.get("in_domain", {}), *last]
     modes = list(dict.fromkeys(modes))
-    return check_choice(mode or modes[0], modes, f"mode of run {record['run_id']}")
+    named = f"mode of the weights of run {record['run_id']}"
+    return check_choice(mode or modes[0], modes, named)
 
 
 def find_run_weights(run_id: str, mode: str | None, store: RunStore) -> tuple[Record, str, Path]:
@@ -371,8 +372,8 @@ def load_model(
 
     Args:
         run_id: the id, or the beginning of it.
-        mode: 'last' for the weights after the last update (the default if the run kept them, as
-            runs with codes do), or an inference mode for the weights that it selected.
+        mode: an inference mode for the weights that it selected. The default is the first mode.
+            'last' is for the weights after the last update, which runs with codes keep, too.
         store: the store that has the run. The default is the usual folder of runs.
         device: device of the model.
         trust_code: whether to run an algorithm's source from the store although its file was not

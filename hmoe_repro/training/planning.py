@@ -218,7 +218,8 @@ def _held_out(test_domains: Sequence[str], domain_names: Sequence[str]) -> tuple
     """Return the test domains of a run, () for `NO_TEST_DOMAIN`.
 
     Raises:
-        HmoeError: if no name is given, or a domain of the data set is called `NO_TEST_DOMAIN`.
+        HmoeError: if no name is given, if `NO_TEST_DOMAIN` is not alone, or if a domain of the
+            data set is called so.
     """
     if not test_domains:
         raise HmoeError(
@@ -228,6 +229,13 @@ def _held_out(test_domains: Sequence[str], domain_names: Sequence[str]) -> tuple
             setting="test_domains",
         )
     if tuple(test_domains) != (NO_TEST_DOMAIN,):
+        if NO_TEST_DOMAIN in test_domains and NO_TEST_DOMAIN not in domain_names:
+            raise HmoeError(
+                f"{NO_TEST_DOMAIN!r} means that no domain is held out, and {len(test_domains)} "
+                "test domains are given.",
+                fix=f"{NO_TEST_DOMAIN!r} alone, or the names of domains without it.",
+                setting="test_domains",
+            )
         return tuple(test_domains)
     if NO_TEST_DOMAIN in domain_names:
         raise HmoeError(

@@ -82,7 +82,10 @@ class RunOptions(Checked):
     algorithm: str = Field(
         description="A name of `hmoe list --algorithms`, file.py:Name or domainbed:NAME."
     )
-    dataset: str = Field(description="A name of `hmoe list --datasets`, or a folder of images.")
+    dataset: str = Field(
+        description="A name of `hmoe list --datasets`, a folder or list of images, or a table of "
+        "numbers."
+    )
     test_domains: NameTuple = Field(
         (),
         description="Held-out domain (repeatable), or none: train the final model on all domains.",
@@ -92,8 +95,8 @@ class RunOptions(Checked):
     hparams: dict[str, Any] = Field({}, description="Hyper-parameters, and options of images.")
     network: str | None = Field(
         None,
-        description="Name of the network, or timm:NAME. Default: the algorithm's, mnist_cnn for "
-        "digits, resnet50 for image files.",
+        description="A name of `hmoe list --networks`, or timm:NAME. Default: the algorithm's, "
+        "mnist_cnn for digits, mlp for rows of numbers, resnet50 for image files.",
     )
     resolution: Pixels | None = Field(None, description="Pixels a side. Default: the data set's.")
     steps: Count | None = Field(None, description="Number of updates. Default: 5001.")
