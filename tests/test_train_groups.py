@@ -12,6 +12,7 @@ from scipy import stats
 from typer.testing import CliRunner
 
 import hmoe_repro.apps.train_groups as module
+from hmoe_repro.apps.discover import Findings
 from hmoe_repro.apps.export import export_model
 from hmoe_repro.apps.own_images import HELD_OUT
 from hmoe_repro.apps.predict import load
@@ -20,6 +21,7 @@ from hmoe_repro.apps.train_groups import (
     GroupTraining,
     group_accuracies,
     group_config,
+    groups_to_train,
     train_groups,
 )
 from hmoe_repro.cli.app import app
@@ -251,4 +253,43 @@ def test_the_command_trains_on_corrected_groups(pictures, tmp_path, monkeypatch)
     assert written.group.tolist()[0] == WORST
     assert set(written.group[1:]) == {"bright", "dark"}
     assert {"ERM", "GroupDRO", "difference", "low", "high", "p", "seeds"} <= set(written)
-    assert "hmoe predict --model" in done.output
+    kept = RunStore().read(done.output.split("--model ")[-1].split()[0])
+    assert kept["config"]["algorithm"] == "GroupDRO"
+    page = (tmp_path / "report" / "index.html").read_text(encoding="utf-8")
+    for command in ("predict --model", "export"):
+        assert f"hmoe {command} {kept['run_id']}" in page
+    assert "--train GroupDRO" not in page  # it was trained
+
+
+def flat_folder(place):
+    "A folder of 40 images without class folders."
+    place.mkdir()
+    for i in range(40):
+        Image.fromarray(np.full((16, 16, 3), 5 * i, np.uint8)).save(place / f"{i:02d}.png")
+    return place
+
+
+@pytest.mark.parametrize(
+    "algorithm, flat, said", [("Grupdro", False, "GroupDRO"), ("GroupDRO", True, "within a group")]
+)
+def test_a_training_that_cannot_be_is_refused_before_anything_is_grouped(
+    pictures, tmp_path, monkeypatch, algorithm, flat, said
+):
+    folder = flat_folder(tmp_path / "flat") if flat else pictures[0]
+    monkeypatch.setenv("HMOE_RUNS", str(tmp_path / "runs"))
+    report = tmp_path / "report"
+    given = ["discover", str(folder), "--train", algorithm, "--output", str(report)]
+    done = CliRunner().invoke(app, given)
+    assert isinstance(done.exception, HmoeError)
+    assert said in str(done.exception)
+    assert not report.exists()
+    assert not (tmp_path / "runs").exists()
+
+
+def test_groups_that_are_the_classes_are_not_trained(tmp_path):
+    images = pd.DataFrame({"file": ["a", "b"], "class": ["x", "y"], "group": ["x", "y"]})
+    learned = Findings(images, np.zeros((2, 1)), np.zeros((2, 1)), {}, learns_groups=True)
+    with pytest.raises(HmoeError, match="within a group"):
+        groups_to_train(learned)
+    subjects = Findings(images, np.zeros((2, 1)), np.zeros((2, 1)), {})
+    assert groups_to_train(subjects) == {"a": "x", "b": "y"}
