@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import hmoe_repro.apps.train_groups as module
 from hmoe_repro.apps.discover import Findings
 from hmoe_repro.apps.export import export_model
-from hmoe_repro.apps.own_images import HELD_OUT
+from hmoe_repro.apps.own_images import HELD_OUT, read_pool
 from hmoe_repro.apps.predict import load
 from hmoe_repro.apps.train_groups import (
     WORST,
@@ -26,7 +26,7 @@ from hmoe_repro.apps.train_groups import (
 )
 from hmoe_repro.cli.app import app
 from hmoe_repro.core.errors import HmoeError
-from hmoe_repro.data.registry import load_dataset
+from hmoe_repro.data.registry import load_dataset, recorded_dataset
 from hmoe_repro.training.model import load_model
 from hmoe_repro.training.store import RunStore
 
@@ -172,6 +172,9 @@ def test_the_kept_model_is_trained_on_all_images(pictures, tmp_path, monkeypatch
     path, _ = export_model(model, tmp_path / "model")
     card = (path.parent / "README.md").read_text(encoding="utf-8")
     assert "33 images; 7 more" in card
+    assert "mean over 2 domains, 7 images" in card
+    assert "selected the checkpoint, so it is too high" in card
+    assert "hmoe predict` needs" not in card
     manifest = json.loads((path.parent / "config.json").read_text(encoding="utf-8"))
     assert manifest["domains"] == ["bright", "dark"]
     assert manifest["test_domains"] == []
@@ -293,3 +296,39 @@ def test_groups_that_are_the_classes_are_not_trained(tmp_path):
         groups_to_train(learned)
     subjects = Findings(images, np.zeros((2, 1)), np.zeros((2, 1)), {})
     assert groups_to_train(subjects) == {"a": "x", "b": "y"}
+
+
+def test_a_group_with_a_typo_is_told_from_a_small_group(pictures, tmp_path):
+    folder, groups = pictures
+    with pytest.raises(HmoeError, match="did you mean 'bright'"):
+        train_groups(folder, groups | {"cat/0.png": "brigth"}, store=RunStore(tmp_path), **SMALL)
+    with pytest.raises(HmoeError) as raised:
+        train_groups(folder, groups | {"cat/0.png": "other"}, store=RunStore(tmp_path), **SMALL)
+    assert "did you mean" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["mixed, corrected", "a, b, pooled without x", "mixed, all images"]
+)
+def test_a_data_set_of_discover_is_no_folder_to_name(name):
+    with pytest.raises(HmoeError) as raised:
+        recorded_dataset(name)
+    of_discover = name != "mixed, all images"
+    assert ("HMOE_FOLDERS" not in str(raised.value)) == of_discover
+
+
+def test_a_list_is_no_folder(tmp_path):
+    (tmp_path / "list.csv").write_text("file,label\na.png,x\n")
+    with pytest.raises(HmoeError, match="hmoe train --dataset"):
+        read_pool(tmp_path / "list.csv")
+
+
+def test_no_difference_is_said():
+    same = [row for seed in (0, 1) for name in ("ERM", "New") for row in rows(name, seed, a=(1, 2))]
+    better = [row for seed in (0, 1) for row in rows("New", seed, a=(2, 2))]
+    better += [row for row in same if row["name"] == "ERM"]
+    table = group_accuracies(pd.DataFrame(same), "ERM", "New")
+    assert "No difference" in GroupTraining("New", table, "0", "").verdict
+    table = group_accuracies(pd.DataFrame(better), "ERM", "New")
+    assert "+50.0 points" in GroupTraining("New", table, "0", "").verdict
+    assert "No difference" not in GroupTraining("New", table, "0", "").verdict

@@ -158,7 +158,12 @@ def group_accuracies(images: pd.DataFrame, baseline: str, algorithm: str) -> pd.
     return pd.DataFrame(rows)
 
 # %% ../../nbs/09_apps/18_train_groups.ipynb #def-group-training
-INTERVALS = "Intervals are Student's t over paired seeds, not corrected for the number of groups."
+INTERVALS = (
+    "Accuracies are in percent, and their difference is in points with its 95 % interval from low "
+    "to high and its p value. The worst group is that of each seed, so its mean can be below the "
+    "mean of every group. Intervals are Student's t over paired seeds, not corrected for the number "
+    "of groups."
+)
 
 
 @dataclass
@@ -187,7 +192,8 @@ class GroupTraining:
         worst = self.table.iloc[0]
         if pd.isna(worst.low):
             same = f"{worst.difference:+.1f} points in each of {plural(int(worst.seeds), 'seed')}"
-            return f"In its worst group, {self.algorithm} minus {BASELINE}: {same}, so no interval."
+            start = f"In its worst group, {self.algorithm} minus {BASELINE}: {same}, so no interval."
+            return start if worst.difference else f"{start} No difference was seen there."
         span = f"95 % interval {worst.low:+.1f} to {worst.high:+.1f}"
         points = f"{worst.difference:+.1f} points ({span}, {plural(int(worst.seeds), 'seed')})"
         start = f"In its worst group, {self.algorithm} minus {BASELINE}: {points}."
