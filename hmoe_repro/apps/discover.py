@@ -149,12 +149,12 @@ class Correction:
 
     @property
     def is_edited(self) -> bool:
-        """Whether a group differs from the one that was found, at least in its name."""
+        """True if a group differs from the one that was found, at least in its name."""
         return bool((self.table.group != self.table.found).any())
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether the groups are those that were found, except for their names."""
+        """True if the groups are those that were found, except for their names."""
         known = self.table[self.table.found != ""]
         pairs = known[["group", "found"]].drop_duplicates()
         return len(pairs) > 0 and pairs.group.is_unique and pairs.found.is_unique

@@ -192,8 +192,9 @@ class GroupTraining:
         worst = self.table.iloc[0]
         if pd.isna(worst.low):
             same = f"{worst.difference:+.1f} points in each of {plural(int(worst.seeds), 'seed')}"
-            start = f"In its worst group, {self.algorithm} minus {BASELINE}: {same}, so no interval."
-            return start if worst.difference else f"{start} No difference was seen there."
+            start = f"In its worst group, {self.algorithm} minus {BASELINE}: "
+            seen = "" if abs(worst.difference) > 1e-9 else " No difference was seen there."
+            return f"{start}{same}, so no interval.{seen}"
         span = f"95 % interval {worst.low:+.1f} to {worst.high:+.1f}"
         points = f"{worst.difference:+.1f} points ({span}, {plural(int(worst.seeds), 'seed')})"
         start = f"In its worst group, {self.algorithm} minus {BASELINE}: {points}."
