@@ -161,8 +161,8 @@ def group_accuracies(images: pd.DataFrame, baseline: str, algorithm: str) -> pd.
 INTERVALS = (
     "Accuracies are in percent, and their difference is in points with its 95 % interval from low "
     "to high and its p value. The worst group is that of each seed, so its mean can be below the "
-    "mean of every group. Intervals are Student's t over paired seeds, not corrected for the number "
-    "of groups."
+    "mean of every group. Intervals are Student's t over paired seeds, not corrected for the "
+    "number of groups."
 )
 
 
