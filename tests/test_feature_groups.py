@@ -11,7 +11,15 @@ import torch
 from PIL import Image
 
 from hmoe_repro.apps import feature_groups
-from hmoe_repro.apps.discover import discover, found_domains, report_html, summarise_findings
+from hmoe_repro.apps.discover import (
+    Correction,
+    discover,
+    findings_verdict,
+    found_domains,
+    groups_csv,
+    report_html,
+    summarise_findings,
+)
 from hmoe_repro.apps.export import export_model, run_graph
 from hmoe_repro.apps.feature_groups import (
     FeatureGroups,
@@ -267,3 +275,54 @@ def test_the_styles_of_pacs_are_found_without_training_on_them(tmp_path, monkeyp
     assert len(said["groups"]) == 4
     assert said["nmi_domain"] > said["nmi_plain_domain"] + 0.2
     assert said["nmi_class"] < 0.1
+
+
+def test_an_unedited_table_keeps_the_verdict_of_the_groups(tmp_path, monkeypatch, own_names):
+    for name in ("runs", "cache"):
+        monkeypatch.setenv(f"HMOE_{name.upper()}", str(tmp_path / name))
+    draw = np.random.default_rng(3)
+    (tmp_path / "flat").mkdir()
+    for i in range(60):
+        pixels = draw.integers(0, 255, (32, 32, 3)).astype(np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "flat" / f"{i:02d}.png")
+    how = {"resolution": 64, "device": "cpu", "steps": 2, "network": "efficientnet_lite0"}
+    found = discover(tmp_path / "flat", experts=3, **how)
+    (tmp_path / "groups.csv").write_bytes(groups_csv(found))
+    again = discover(tmp_path / "flat", groups=tmp_path / "groups.csv", **how)
+    assert again.pairs == found.pairs
+    assert again.agreement == found.agreement
+    assert not found_domains(summarise_findings(found))
+    said = summarise_findings(again)
+    assert not found_domains(said)
+    assert said["without_groups"] == summarise_findings(found)["without_groups"]
+    assert "No reliable groups" in findings_verdict(said)
+    assert "by hand" not in findings_verdict(said)
+    assert not again.correction.is_edited
+    # one picture moves: the groups are the user's
+    table = pd.read_csv(tmp_path / "groups.csv")
+    other = table.group[table.group != table.group[0]].iloc[0]
+    table.loc[0, "group"] = other
+    table.to_csv(tmp_path / "edited.csv", index=False)
+    edited = discover(tmp_path / "flat", groups=tmp_path / "edited.csv", **how)
+    assert edited.correction.is_edited
+    assert not edited.correction.is_unchanged
+    assert edited.ranking is None
+    assert found_domains(summarise_findings(edited))
+    assert f"1 of {len(table)}" in findings_verdict(summarise_findings(edited))
+
+
+@pytest.mark.parametrize(
+    "group, found, unchanged, edited",
+    [
+        ("aab", "112", True, True),  # renamed
+        ("112", "112", True, False),
+        ("aaa", "112", False, True),  # merged
+        ("abc", "112", False, True),  # split
+        ("aba", "112", False, True),
+    ],
+)
+def test_a_partition_is_compared_without_its_names(group, found, unchanged, edited):
+    table = pd.DataFrame({"file": list("xyz"), "group": list(group), "found": list(found)})
+    correction = Correction("groups.csv", table)
+    assert correction.is_unchanged == unchanged
+    assert correction.is_edited == edited

@@ -12,19 +12,21 @@ from scipy import stats
 from typer.testing import CliRunner
 
 import hmoe_repro.apps.train_groups as module
+from hmoe_repro.apps.discover import Findings
 from hmoe_repro.apps.export import export_model
-from hmoe_repro.apps.own_images import HELD_OUT
+from hmoe_repro.apps.own_images import HELD_OUT, read_pool
 from hmoe_repro.apps.predict import load
 from hmoe_repro.apps.train_groups import (
     WORST,
     GroupTraining,
     group_accuracies,
     group_config,
+    groups_to_train,
     train_groups,
 )
 from hmoe_repro.cli.app import app
 from hmoe_repro.core.errors import HmoeError
-from hmoe_repro.data.registry import load_dataset
+from hmoe_repro.data.registry import load_dataset, recorded_dataset
 from hmoe_repro.training.model import load_model
 from hmoe_repro.training.store import RunStore
 
@@ -170,6 +172,9 @@ def test_the_kept_model_is_trained_on_all_images(pictures, tmp_path, monkeypatch
     path, _ = export_model(model, tmp_path / "model")
     card = (path.parent / "README.md").read_text(encoding="utf-8")
     assert "33 images; 7 more" in card
+    assert "mean over 2 domains, 7 images" in card
+    assert "selected the checkpoint, so it is too high" in card
+    assert "hmoe predict` needs" not in card
     manifest = json.loads((path.parent / "config.json").read_text(encoding="utf-8"))
     assert manifest["domains"] == ["bright", "dark"]
     assert manifest["test_domains"] == []
@@ -251,4 +256,79 @@ def test_the_command_trains_on_corrected_groups(pictures, tmp_path, monkeypatch)
     assert written.group.tolist()[0] == WORST
     assert set(written.group[1:]) == {"bright", "dark"}
     assert {"ERM", "GroupDRO", "difference", "low", "high", "p", "seeds"} <= set(written)
-    assert "hmoe predict --model" in done.output
+    kept = RunStore().read(done.output.split("--model ")[-1].split()[0])
+    assert kept["config"]["algorithm"] == "GroupDRO"
+    page = (tmp_path / "report" / "index.html").read_text(encoding="utf-8")
+    for command in ("predict --model", "export"):
+        assert f"hmoe {command} {kept['run_id']}" in page
+    assert "--train GroupDRO" not in page  # it was trained
+
+
+def flat_folder(place):
+    "A folder of 40 images without class folders."
+    place.mkdir()
+    for i in range(40):
+        Image.fromarray(np.full((16, 16, 3), 5 * i, np.uint8)).save(place / f"{i:02d}.png")
+    return place
+
+
+@pytest.mark.parametrize(
+    "algorithm, flat, said", [("Grupdro", False, "GroupDRO"), ("GroupDRO", True, "within a group")]
+)
+def test_a_training_that_cannot_be_is_refused_before_anything_is_grouped(
+    pictures, tmp_path, monkeypatch, algorithm, flat, said
+):
+    folder = flat_folder(tmp_path / "flat") if flat else pictures[0]
+    monkeypatch.setenv("HMOE_RUNS", str(tmp_path / "runs"))
+    report = tmp_path / "report"
+    given = ["discover", str(folder), "--train", algorithm, "--output", str(report)]
+    done = CliRunner().invoke(app, given)
+    assert isinstance(done.exception, HmoeError)
+    assert said in str(done.exception)
+    assert not report.exists()
+    assert not (tmp_path / "runs").exists()
+
+
+def test_groups_that_are_the_classes_are_not_trained(tmp_path):
+    images = pd.DataFrame({"file": ["a", "b"], "class": ["x", "y"], "group": ["x", "y"]})
+    learned = Findings(images, np.zeros((2, 1)), np.zeros((2, 1)), {}, learns_groups=True)
+    with pytest.raises(HmoeError, match="within a group"):
+        groups_to_train(learned)
+    subjects = Findings(images, np.zeros((2, 1)), np.zeros((2, 1)), {})
+    assert groups_to_train(subjects) == {"a": "x", "b": "y"}
+
+
+def test_a_group_with_a_typo_is_told_from_a_small_group(pictures, tmp_path):
+    folder, groups = pictures
+    with pytest.raises(HmoeError, match="did you mean 'bright'"):
+        train_groups(folder, groups | {"cat/0.png": "brigth"}, store=RunStore(tmp_path), **SMALL)
+    with pytest.raises(HmoeError) as raised:
+        train_groups(folder, groups | {"cat/0.png": "other"}, store=RunStore(tmp_path), **SMALL)
+    assert "did you mean" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["mixed, corrected", "a, b, pooled without x", "mixed, all images"]
+)
+def test_a_data_set_of_discover_is_no_folder_to_name(name):
+    with pytest.raises(HmoeError) as raised:
+        recorded_dataset(name)
+    of_discover = name != "mixed, all images"
+    assert ("HMOE_FOLDERS" not in str(raised.value)) == of_discover
+
+
+def test_a_list_is_no_folder(tmp_path):
+    (tmp_path / "list.csv").write_text("file,label\na.png,x\n")
+    with pytest.raises(HmoeError, match="hmoe train --dataset"):
+        read_pool(tmp_path / "list.csv")
+
+
+def test_no_difference_is_said():
+    same = [row for seed in (0, 1) for name in ("ERM", "New") for row in rows(name, seed, a=(1, 2))]
+    better = [row for seed in (0, 1) for row in rows("New", seed, a=(2, 2))]
+    better += [row for row in same if row["name"] == "ERM"]
+    table = group_accuracies(pd.DataFrame(same), "ERM", "New")
+    assert "No difference" in GroupTraining("New", table, "0", "").verdict
+    table = group_accuracies(pd.DataFrame(better), "ERM", "New")
+    assert "+50.0 points" in GroupTraining("New", table, "0", "").verdict
+    assert "No difference" not in GroupTraining("New", table, "0", "").verdict

@@ -148,11 +148,23 @@ class Correction:
         return dict(zip(self.table.file, self.table.found))
 
     @property
+    def is_edited(self) -> bool:
+        """True if a group differs from the one that was found, at least in its name."""
+        return bool((self.table.group != self.table.found).any())
+
+    @property
+    def is_unchanged(self) -> bool:
+        """True if the groups are those that were found, except for their names."""
+        known = self.table[self.table.found != ""]
+        pairs = known[["group", "found"]].drop_duplicates()
+        return len(pairs) > 0 and pairs.group.is_unique and pairs.found.is_unique
+
+    @property
     def moved(self) -> tuple[int, int] | None:
         """Result of `moved_images`."""
         return moved_images(self.table.group, self.table.found)
 
-
+# %% ../../nbs/09_apps/04_discover.ipynb #def-findings-of-folder
 @dataclass
 class Findings:
     """Groups of the images of a folder.
@@ -184,6 +196,7 @@ class Findings:
         quality: duplicates, leakage and images of doubtful quality, or None.
         learns_groups: whether the classes that the model learns are the corrected groups, because
             the folder has no class folders.
+        training: result of `train_groups` on these groups, or None.
     """
 
     images: pd.DataFrame = field(repr=False)
@@ -203,6 +216,7 @@ class Findings:
     correction: Correction | None = field(default=None, repr=False)
     quality: ImageFindings | None = field(default=None, repr=False)
     learns_groups: bool = False
+    training: Any = None
 
     @property
     def run_id(self) -> str | None:
@@ -635,6 +649,38 @@ def _corrected_by_features(
     }
 
 
+def _stability_as_found(
+    correction: Correction | None, folder, classes: bool, settings: dict
+) -> dict:
+    """Measure the stability of groups that were found and not corrected.
+
+    Args:
+        correction: the groups, or None.
+        folder: as in `discover`.
+        classes: as in `discover`.
+        settings: settings of `discover_config`, without groups.
+
+    Returns:
+        Fields agreement, pairs and ranking of `Findings`, as when the groups were found. None of
+        them if the groups were corrected, or are not those by features.
+    """
+    if correction is None or not correction.is_unchanged:
+        return {}
+    count = len(correction.names)
+    if count > len(correction.table) // 10:
+        return {}
+    config = discover_config(folder, classes=classes, **settings)
+    data = build_dataset(config)
+    files = cast(ImageDataset, data).tree.flat
+    with Progress(quiet=CONFIG.quiet) as show:
+        found = _group_by_features(config, data, count, show)
+    codes = {"found": found["codes"], "given": correction.codes(files)}
+    pairs = pd.DataFrame(codes).drop_duplicates()
+    if not (pairs.found.is_unique and pairs.given.is_unique):
+        return {}
+    return {name: found[name] for name in ("agreement", "pairs", "ranking")}
+
+
 def _read_correction(groups, pool: Pool, unreadable: list[tuple[str, str]]) -> Correction:
     """Read the corrected groups of the images of a pool that can be read.
 
@@ -718,6 +764,11 @@ def _of_colour(data, groups: int) -> "pd.Categorical[str]":
     codes = np.argsort(order)[codes]  # by rank
     names = [f"colour group {k + 1}" for k in range(groups)]
     return pd.Categorical.from_codes(codes, pd.Index(names))
+
+
+def _notes(data, correction: Correction | None) -> list[str]:
+    """Return remarks on the data set and on the table of corrected groups, each once."""
+    return [*dict.fromkeys(data.notes), *(correction.notes if correction else [])]
 
 
 def _digests(data) -> list[str]:
@@ -884,12 +935,13 @@ def discover(
     if skip_unreadable:
         unreadable, settings = _skipped(pool, settings)
     by_features = "features" in possible
-    correction, classes_of_run, settings = _take_groups(
+    correction, classes_of_run, of_run = _take_groups(
         groups, pool, unreadable, classes, by_features, settings
     )
+    as_found = _stability_as_found(correction, folder, classes, settings) if by_features else {}
     learns_groups = correction is not None and not pool.has_classes
     experts = len(correction.names) if correction and learns_groups else experts
-    make_config = functools.partial(discover_config, folder, classes=classes_of_run, **settings)
+    make_config = functools.partial(discover_config, folder, classes=classes_of_run, **of_run)
     config = make_config(experts=experts or 5)
     data = build_dataset(config)
     images = pool_images(config, data, folder, labels, classes_of_run)
@@ -899,6 +951,7 @@ def discover(
             groupings["features"] = _corrected_by_features(
                 config, data, correction, show, learns_groups
             )
+        groupings["features"] |= as_found
     elif by_features:
         wanted = experts if method == "features" else None
         with Progress(quiet=CONFIG.quiet) as show:
@@ -920,7 +973,6 @@ def discover(
         images["found"] = images.file.map(correction.found_of_file)
     if correction and method == "hmoe":
         _enter_correction(groupings["hmoe"], correction, images.file, learns_groups)
-    correction_notes = correction.notes if correction else []
     run_folder = store.path(record["run_id"]) if record else None
     _enter_groups(images, groupings[method], names, run_folder)
     images["digest"] = _digests(data)
@@ -936,7 +988,7 @@ def discover(
         others=pool.left_out,
         correction=correction,
         learns_groups=learns_groups,
-        notes=[*dict.fromkeys(cast(ImageDataset, data).notes), *correction_notes],
+        notes=_notes(data, correction),
         quality=quality,
         **_finding_fields(groupings, method),
     )
@@ -1029,6 +1081,7 @@ def _correction_summary(findings: Findings) -> dict:
     return {
         "corrected": len(findings.images),
         "moved": findings.correction.moved,
+        "unchanged": findings.correction.is_unchanged,
         "own_group": float(findings.images.confidence.mean()),
         "recognised": recognised,
     }
@@ -1064,6 +1117,8 @@ def summarise_findings(findings: Findings) -> dict:
 
         - `corrected`: the number of images
         - `moved`: (moved images, images whose found group is known), or None
+        - `unchanged`: whether the groups are those that were found. If they were found by features,
+          the entries for features are there too
         - `own_group`: the mean confidence
         - `recognised`: the fraction of held-out images whose expert is that of their group (None
           without a model)
@@ -1092,7 +1147,7 @@ def summarise_findings(findings: Findings) -> dict:
         summary |= _hmoe_summary(findings)
     if findings.correction:
         summary |= _correction_summary(findings)
-    elif findings.method == "features":
+    if findings.method == "features" and findings.ranking is not None:
         summary |= _chance_summary(findings)
     return summary | {
         "method": findings.method,
@@ -1116,7 +1171,7 @@ RELIABLE = 0.5  # AMI of two restarts from which groups count as found in part (
 
 
 def found_domains(summary: dict) -> bool:
-    """Decide whether stable groups were found. Corrected groups count as found.
+    """Decide whether stable groups were found. Corrected groups count as found if they differ.
 
     Groups by features are found if halves agree (`stability_table`). Groups of HMOE are found if
     the gate is not uniform, more than one expert is used, and two restarts agree. With a single
@@ -1126,7 +1181,7 @@ def found_domains(summary: dict) -> bool:
         summary: result of `summarise_findings`.
     """
     if "corrected" in summary:
-        return True
+        return summary.get("reliable", True)
     if summary["method"] == "features":
         return summary["reliable"]
     decided = summary["share_of_log_K"] < UNIFORM and summary["experts_used"] > 1
@@ -1534,7 +1589,8 @@ def next_commands(findings: Findings, root, folder, options: Options = ()) -> di
 
     Returns:
         `correct` and `groups`, which correct the groups in a browser and by a table, and with a
-        trained model also `predict` and `export`.
+        trained model also `predict` and `export`. `train` compares algorithms on the groups, if
+        there are subjects. After it there are also `predict_trained` and `export_trained`.
     """
     discover_again = f"hmoe discover {shell_path(root)} --output {shell_path(folder)}"
     kept = [option for option in options if option[0] not in _OF_FOUND_GROUPS]
@@ -1552,6 +1608,12 @@ def next_commands(findings: Findings, root, folder, options: Options = ()) -> di
     if findings.model:
         commands["predict"] = f"hmoe predict --model {findings.run_id} {NEW_PICTURES}"
         commands["export"] = f"hmoe export {findings.run_id}"
+    if findings.model and not findings.learns_groups:
+        commands["train"] = f"{commands['groups']} --train GroupDRO"
+    if findings.training:
+        trained = findings.training.run_id
+        commands["predict_trained"] = f"hmoe predict --model {trained} {NEW_PICTURES}"
+        commands["export_trained"] = f"hmoe export {trained}"
     return commands
 
 # %% ../../nbs/09_apps/04_discover.ipynb #def-report-html
@@ -1574,6 +1636,11 @@ def _ranking_text(ranking: pd.DataFrame | None) -> pd.DataFrame | None:
     above = ranking.stability - ranking.without_groups
     order = ranking.assign(above=above).sort_values(["reliable", "above"], ascending=False)
     return text_table(ranking.loc[order.index])
+
+
+def _training_text(training) -> pd.DataFrame | None:
+    """Return the table of a result of `train_groups` as text, or None without one."""
+    return None if training is None else text_table(training.table.round(1))
 
 
 def _record_facts(record: Mapping[str, Any]) -> dict:
@@ -1622,6 +1689,8 @@ def report_html(findings: Findings, root, folder=None, options=()) -> str:
         ranking=_ranking_text(findings.ranking),
         summary=summary,
         quality=quality_section(findings.quality) if findings.quality else None,
+        training=findings.training,
+        training_table=_training_text(findings.training),
         findings=findings,
         facts=_record_facts(findings.record),
     )
@@ -1729,7 +1798,7 @@ def save_findings(findings: Findings, root, folder, options=(), place=None) -> P
     if findings.quality:
         contents[FINDINGS_FILE] = findings_csv(findings.quality)
     note: dict[str, Any] = {
-        "corrected": findings.correction is not None,
+        "corrected": findings.correction is not None and findings.correction.is_edited,
         "options": [list(option) for option in options],
     }
     for name, content in contents.items():

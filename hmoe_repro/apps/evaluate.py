@@ -354,6 +354,8 @@ def _pictures_of(rows: pd.DataFrame, records: list[Record], data_dir) -> list:
         try:
             data = build_dataset(configs[run_id], data_dir)
         except HmoeError as error:
+            if "hmoe discover" in error.cause:
+                raise
             fix = "the folder in which the run was trained, HMOE_FOLDERS, or another `data_dir`."
             raise HmoeError(error.cause, fix=fix) from None
         indices = torch.tensor([position])

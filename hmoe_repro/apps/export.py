@@ -468,6 +468,9 @@ def model_card(config: dict, name: str) -> str:
     test = test_accuracy(accuracies, test_domains, config["mode"])
     test_size = config["record"].get("test_size")
     items = "rows" if "columns" in config["input"] else "images"
+    validation = validation_accuracy(accuracies, test_domains, config["mode"])
+    sizes = config["record"].get("sizes", {})
+    num_domains = len(set(config["domains"]) - set(test_domains))
     return template("model_card.md").render(
         config=config,
         name=name,
@@ -477,7 +480,8 @@ def model_card(config: dict, name: str) -> str:
         test_size=test_size,
         counted=_counted(test, test_size, len(test_domains), items),
         items=items,
-        validation=validation_accuracy(accuracies, test_domains, config["mode"]),
+        validation=validation,
+        counted_validation=_counted(validation, sizes.get("validation"), num_domains, items),
     )
 
 # %% ../../nbs/09_apps/06_export.ipynb #def-export

@@ -12,6 +12,7 @@ __all__ = ['UNSORTED', 'OUTSIDE', 'MAX_NAME', 'FINDINGS_FILE', 'POOLED', 'HELD_O
 
 # %% ../../nbs/09_apps/01_own_images.ipynb #imports
 import csv
+import difflib
 import hashlib
 import importlib.util
 import io
@@ -59,6 +60,9 @@ from ..training.run_config import RunConfig
 # %% ../../nbs/09_apps/01_own_images.ipynb #def-image-files
 def _images_and_others(folder) -> tuple[list[str], list[LeftOut]]:
     """List all visible images below a folder, and the other files."""
+    if expanded(folder).is_file():
+        fix = "a folder of images. `hmoe train --dataset FILE` reads a list of images."
+        raise HmoeError(f"{folder} is a file.", fix=fix)
     files = walk(expanded(folder).absolute())
     return sorted(filter(is_image, files)), left_out_files(files)
 
@@ -731,6 +735,10 @@ def _check_sizes(counts: Mapping[str, int]):
         cause = f"the group {name!r} has {plural(count, 'image')} to train on, after a part of all "
         cause += f"images was held out. A model needs {FEWEST} of each group."
         fix = "move more images into the group, or merge it with another."
+        others = [other for other in counts if other not in small]
+        similar = difflib.get_close_matches(name, others, n=1, cutoff=0.8)
+        if similar:
+            fix = f"did you mean {similar[0]!r}? Otherwise {fix}"
         raise HmoeError(cause, fix=fix)
 
 

@@ -420,7 +420,10 @@ def load(
     record, exported = _exported(folder, model)
     if not (folder / WEIGHTS_FILE).exists():
         cause = f"the folder {model} has no {WEIGHTS_FILE}, from which this library builds a model."
-        raise HmoeError(cause, fix="`hmoe export RUN --format safetensors`.")
+        fix = "who has the run adds the file: "
+        fix += f"`hmoe export {record['run_id']} --format safetensors --output {folder.name}`. "
+        fix += "Without it the card (README.md) shows how to use the graph."
+        raise HmoeError(cause, fix=fix)
     check_choice(weights or exported, [exported], f"weights of the folder {model}")
     return _model(record, exported, folder / WEIGHTS_FILE, device, trust_code)
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['BASELINE', 'WORST', 'INTERVALS', 'group_config', 'group_accuracies', 'GroupTraining', 'train_groups',
-           'groups_to_train']
+           'check_group_training', 'groups_to_train']
 
 # %% ../../nbs/09_apps/18_train_groups.ipynb #imports
 import sys
@@ -26,6 +26,7 @@ from hmoe_repro.apps.own_images import (
     HELD_OUT,
     default_network,
     is_frozen,
+    read_pool,
     register_pool,
 )
 from ..core.config import CONFIG
@@ -157,7 +158,12 @@ def group_accuracies(images: pd.DataFrame, baseline: str, algorithm: str) -> pd.
     return pd.DataFrame(rows)
 
 # %% ../../nbs/09_apps/18_train_groups.ipynb #def-group-training
-INTERVALS = "Intervals are Student's t over paired seeds, not corrected for the number of groups."
+INTERVALS = (
+    "Accuracies are in percent, and their difference is in points with its 95 % interval from low "
+    "to high and its p value. The worst group is that of each seed, so its mean can be below the "
+    "mean of every group. Intervals are Student's t over paired seeds, not corrected for the "
+    "number of groups."
+)
 
 
 @dataclass
@@ -167,7 +173,7 @@ class GroupTraining:
     Args:
         algorithm: its name in the table.
         table: result of `group_accuracies`.
-        run_id: the run of the final model, which trained the algorithm on all images.
+        run_id: the run of the final model, for which no images are held out for a test.
         note: how the intervals were computed.
         sizes: number of `training` and `validation` images of the final model.
         runs: ids of the runs that were compared.
@@ -186,7 +192,9 @@ class GroupTraining:
         worst = self.table.iloc[0]
         if pd.isna(worst.low):
             same = f"{worst.difference:+.1f} points in each of {plural(int(worst.seeds), 'seed')}"
-            return f"In its worst group, {self.algorithm} minus {BASELINE}: {same}, so no interval."
+            start = f"In its worst group, {self.algorithm} minus {BASELINE}: "
+            seen = "" if abs(worst.difference) > 1e-9 else " No difference was seen there."
+            return f"{start}{same}, so no interval.{seen}"
         span = f"95 % interval {worst.low:+.1f} to {worst.high:+.1f}"
         points = f"{worst.difference:+.1f} points ({span}, {plural(int(worst.seeds), 'seed')})"
         start = f"In its worst group, {self.algorithm} minus {BASELINE}: {points}."
@@ -283,17 +291,37 @@ def train_groups(
     )
 
 # %% ../../nbs/09_apps/18_train_groups.ipynb #def-groups-to-train
+@public(folder=Place, algorithm=str | type)
+def check_group_training(folder, algorithm, classes: bool = True):
+    """Check that an algorithm can be trained on groups of a folder, before they are found.
+
+    Args:
+        folder: folder of the images.
+        algorithm: its name, or a class.
+        classes: whether subfolders are classes.
+
+    Raises:
+        HmoeError: for an unknown algorithm, and for images without class folders. There the groups
+            would be the classes, and each class would be in one group only.
+    """
+    get_algorithm(algorithm_name(algorithm))
+    if read_pool(folder, None, classes).has_classes:
+        return
+    cause = "the images are not sorted by class, so there is nothing to learn within a group."
+    raise HmoeError(cause, fix="a folder for each class, <class>/<image>, or no --train.")
+
+
 def groups_to_train(findings) -> dict[str, str]:
     """Return file -> group of all images of `discover`'s findings, for `train_groups`.
 
     An unreadable image is given any group, because it is left out of the data set.
 
     Raises:
-        HmoeError: for images without class folders, on which nothing can be trained.
+        HmoeError: for images without class folders, whose classes are the groups if any.
     """
     images = findings.images
-    if images["class"].nunique() < 2:
-        cause = "the images are not sorted by class, so that nothing can be trained."
+    if findings.learns_groups or images["class"].nunique() < 2:
+        cause = "the images are not sorted by class, so there is nothing to learn within a group."
         raise HmoeError(cause, fix="a folder for each class, <class>/<image>.")
     groups = dict(zip(images.file, images.group.astype(str)))
     any_group = next(iter(groups.values()))

@@ -17,7 +17,7 @@ from . import options
 from .options import argument, option, path_from_here, print_written, say, say_frame
 from ..core.config import CONFIG
 from ..core.errors import HmoeError, listed, plural, printable
-from ..core.files import keep_existing
+from ..core.files import keep_existing, runs_dir
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-write-findings
 def _print_left_out(left_out, limit: int = 5):
@@ -116,36 +116,76 @@ def _say_page(page: Path):
     say("the page, to open in a browser:")
     print(path_from_here(page), flush=True)
 
-
+# %% ../../nbs/11_cli/07_discover_predict.ipynb #def-group-folder
 def _train_on_groups(
-    findings, folder: str, report: Path, algorithm: str | None, seeds: int, settings: dict
+    findings, folder: str, report: Path, given, algorithm: str, seeds: int, settings: dict
 ):
-    """Train an algorithm on the groups, print the comparison with ERM, and write it.
+    """Train an algorithm on the groups, print the comparison with ERM, and add it to the report.
 
     Args:
         findings: result of `discover`.
         folder: the folder of images.
         report: folder of the report, which gets the table.
-        algorithm: name of the algorithm, or None to train nothing.
+        given: result of `options.given_options`.
+        algorithm: name of the algorithm.
         seeds: number of trial seeds.
         settings: arguments of `discover`.
     """
-    if algorithm is None:
-        return
     from hmoe_repro.analysis.writers import text_table
+    from hmoe_repro.apps.discover import save_findings
     from hmoe_repro.apps.train_groups import groups_to_train, train_groups
 
     names = ("device", "steps", "network", "resolution", "hparams", "test_domain")
-    given = {name: settings[name] for name in names}
+    options_of_runs = {name: settings[name] for name in names}
     if findings.unreadable:
-        given["hparams"] = (given["hparams"] or {}) | {"unreadable": "skip"}
+        hparams = settings["hparams"] or {}
+        options_of_runs["hparams"] = hparams | {"unreadable": "skip"}
     groups = groups_to_train(findings)
-    trained = train_groups(folder, groups, algorithm, seeds, **given)
+    trained = train_groups(folder, groups, algorithm, seeds, **options_of_runs)
     say_frame(f"{trained.algorithm} on the groups", text_table(trained.table.round(1)))
     say(trained.verdict, trained.note, trained.kept)
     print_written(trained.save(report / "group_training.csv"))
-    say("its model, to predict for other pictures (NEW_PICTURES is their folder):")
+    say(f"the model of {trained.algorithm} names the subject of other pictures, and no group:")
     print(f"  hmoe predict --model {trained.run_id} NEW_PICTURES", flush=True)
+    findings.training = trained
+    save_findings(findings, folder, report, given)
+
+
+def _group_folder(folder: str, report: Path, given, settings: dict, target, links: bool):
+    """Find the groups of a folder, print them, and write the report.
+
+    Args:
+        folder: the folder of images.
+        report: folder of the report.
+        given: result of `options.given_options`.
+        settings: arguments of `discover`.
+        target: folder into which the images are sorted by group, or None.
+        links: whether to make links there.
+
+    Returns:
+        The result of `discover`.
+    """
+    from hmoe_repro.apps import discover as app
+    from hmoe_repro.apps import own_images
+    from hmoe_repro.data.loader import FolderNote
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FolderNote)  # printed below, with the findings
+        findings = app.discover(folder, **settings)
+    app.save_findings(findings, folder, report, given)
+    _print_findings(findings)
+    if target:
+        own_images.sort_into(findings.images, folder, target, links)
+        print_written(target)
+    _print_tables(report)
+    _say_next(app.next_commands(findings, folder, report, given))
+    return findings
+
+
+def _say_runs(findings):
+    """Print the folder of the runs, if a model was trained."""
+    if findings.model:
+        say(f"the models are runs in {path_from_here(runs_dir())} (HMOE_RUNS sets this folder)")
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #discover-options
 _ExpertsOption = Annotated[
@@ -198,8 +238,8 @@ _SortOption = Annotated[str | None, option("Copy the images into this new folder
 _TrainOption = Annotated[
     str | None,
     option(
-        "Then compare this algorithm, such as GroupDRO, with ERM by group, and keep a model of it "
-        "that is trained on all images."
+        "Then compare this algorithm, such as GroupDRO, with ERM by group, and keep a model of it, "
+        "for which a fifth of each group selects the checkpoint and the rest is trained on."
     ),
 ]
 # options that the commands of the page have in another form, or not at all
@@ -252,9 +292,9 @@ def discover_command(
     given = options.given_options(discover_command, locals(), _NOT_REPEATED, paths="labels")
     if not CONFIG.quiet:
         print(f"reading {folder} ...", file=sys.stderr, flush=True)
-    from hmoe_repro.apps import discover as app
-    from hmoe_repro.apps import own_images
-    from hmoe_repro.data.loader import FolderNote
+    from hmoe_repro.apps.discover import PAGE_FILE, findings_folder
+    from hmoe_repro.apps.own_images import sort_target
+    from hmoe_repro.apps.train_groups import check_group_training
 
     settings = {
         "labels": labels,
@@ -278,27 +318,17 @@ def discover_command(
     ):
         _serve(folder, output, open_, settings)
         return
-    report = app.findings_folder(folder, output, groups, overwrite)
+    if train:
+        check_group_training(folder, train, not no_classes)
+    report = findings_folder(folder, output, groups, overwrite)
     if sort_into:
-        own_images.sort_target(folder, sort_into)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FolderNote)  # printed below, with the findings
-        findings = app.discover(
-            folder,
-            names=names.split(",") if names else None,
-            experts=experts,
-            groups=groups,
-            **settings,
-        )
-    page = app.save_findings(findings, folder, report, given)
-    _print_findings(findings)
-    if sort_into:
-        own_images.sort_into(findings.images, folder, sort_into, links)
-        print_written(sort_into)
-    _print_tables(report)
-    _say_next(app.next_commands(findings, folder, report, given))
-    _say_page(page)
-    _train_on_groups(findings, folder, report, train, seeds, settings)
+        sort_target(folder, sort_into)
+    found = {"names": names and names.split(","), "experts": experts, "groups": groups}
+    findings = _group_folder(folder, report, given, settings | found, sort_into, links)
+    if train:
+        _train_on_groups(findings, folder, report, given, train, seeds, settings)
+    _say_runs(findings)
+    _say_page(report / PAGE_FILE)
     if serve:
         _serve(folder, output, open_, settings)
 
@@ -339,14 +369,14 @@ def predict_command(
     Files that cannot be predicted are listed with the reason. If one of them is a picture, the
     status is 1, unless --skip-unreadable allows it. The CSV file has all others.
 
-    Its columns are file, class and probability, for HMOE also nearest_domain (its expert) and
-    gate_value, and for a run of `hmoe discover` by features also group. The group is that of the
-    page of `discover`: prefer it to the expert. Probabilities are often too high, and
+    Its columns are file, class and probability. For HMOE nearest_domain (its expert) and gate_value
+    follow, which are empty for other algorithms. The HMOE of `hmoe discover` by features also gives
+    the group of its page: prefer it to the expert. The model that `--train` keeps gives no group.
+    Probabilities are often too high, and
     `hmoe evaluate` measures by how much. Several runs predict together: their logits are averaged.
     For a table of numbers the first column is line instead of file.
 
     Example:
-        hmoe predict --model RUN path/to/new
         hmoe predict --model RUN new_patients.csv
         hmoe predict --model RUN --model OTHER_RUN path/to/new
     """

@@ -501,7 +501,7 @@ def _common(data) -> list[int]:
         count = "one class" if common else "no class"
         raise HmoeError(
             f"{data.name} has {count} in all domains: {listed(lacking, 3)}.",
-            fix="leave a domain out, or classes=union.",
+            fix="leave a domain out, or --classes union (from Python: classes='union').",
         )
     return common
 

@@ -522,6 +522,9 @@ def list_datasets(pattern: Patterns = "*", exclude: Patterns = ()) -> list[str]:
     return matching_names(DATASETS, pattern, exclude)
 
 # %% ../../nbs/02_data/09_registry.ipynb #def-recorded-dataset
+_OF_DISCOVER = re.compile(r".+, (pooled|corrected)( without .+|, all images)?", re.DOTALL)
+
+
 def recorded_dataset(name: str) -> str:
     """Look up the data set that a record names, among registered data sets, and folders and lists
     of this name in the working directory.
@@ -541,6 +544,13 @@ def recorded_dataset(name: str) -> str:
             _enter(here[0])
     if name in DATASETS:
         return name
+    if _OF_DISCOVER.fullmatch(name):
+        raise HmoeError(
+            f"the data set {name!r} of the record was made by `hmoe discover` from a folder and "
+            "its groups, which the record does not have.",
+            fix="the page of `hmoe discover`, with the accuracies of its models. `hmoe predict` "
+            "applies a model to a folder.",
+        )
     what = "a path, which is never read from a record" if is_path else "not known here"
     raise HmoeError(
         f"the data set {name!r} of the record is {what}.",
