@@ -301,7 +301,7 @@ def test_groups_that_are_the_classes_are_not_trained(tmp_path):
 def test_a_group_with_a_typo_is_told_from_a_small_group(pictures, tmp_path):
     folder, groups = pictures
     with pytest.raises(HmoeError, match="did you mean 'bright'"):
-        train_groups(folder, groups | {"cat/0.png": "brigth"}, store=RunStore(tmp_path), **SMALL)
+        train_groups(folder, groups | {"cat/0.png": "brightt"}, store=RunStore(tmp_path), **SMALL)
     with pytest.raises(HmoeError) as raised:
         train_groups(folder, groups | {"cat/0.png": "other"}, store=RunStore(tmp_path), **SMALL)
     assert "did you mean" not in str(raised.value)
