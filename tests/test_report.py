@@ -273,6 +273,20 @@ def test_a_fault_has_runs_of_both_kinds_or_a_reason(fault):
     assert kinds == {fault["released"], fault["corrected"]}
 
 
+def test_the_effects_are_those_of_the_page_of_released_faults(root):
+    page = pd.read_csv(root / "figures" / "quick" / "released.csv")
+    on_page = {
+        row.algorithm: f"{row.effect:+.1f} ({row.low:+.1f} to {row.high:+.1f})"
+        for row in page.itertuples()
+    }
+    in_report = {
+        fault["where"]: numbers.released_effect(fault).replace("−", "-")
+        for fault in FAULTS
+        if "option" in fault
+    }
+    assert in_report == on_page
+
+
 def released_rows() -> pd.DataFrame:
     """Runs of an algorithm with and without an option: released is 2 and 4 points higher."""
     rows = []
