@@ -41,6 +41,7 @@ STAGES = {
     "many": ("many", 224),
     "many, small": ("many", 64),
     "serve": ("serve", 10_000),
+    "reading": ("reading", 40),
     **{
         f"{name}, draw {draw}": ("group", name, draw) for draw in range(DRAWS) for name in ONE_STYLE
     },
@@ -245,6 +246,61 @@ def serve(work: Path, count: int) -> dict:
         "cpu_seconds_to_first_picture": cpu,
         "cpu_seconds_of_a_picture": (after - cpu) / 199,
         "peak_megabytes": memory,
+    }
+
+
+def reading(work: Path, count: int) -> dict:
+    """Read photographs of 12 megapixels as inputs of 224 pixels, whole and reduced.
+
+    Three rounds, in which torchvision's loader and ours take turns, in one process with one thread.
+    Processor times are medians.
+    """
+    import statistics
+
+    import torch
+
+    from hmoe_repro.core.devices import import_torchvision
+    from hmoe_repro.data.image_folder import scan_tree
+    from hmoe_repro.data.loader import ImageDataset
+    from hmoe_repro.data.transforms import MEAN, STD
+
+    torch.set_num_threads(1)
+    torchvision = import_torchvision()
+    os.environ["HMOE_CACHE"] = str(work / "cache")
+    place = work / "data" / "telephone"
+    place.mkdir(parents=True)
+    fill(place / "any", count, (4000, 3000), count)
+    resolution = 224
+    transforms = torchvision.transforms
+    steps = [transforms.Resize((resolution, resolution)), transforms.ToTensor()]
+    steps.append(transforms.Normalize(MEAN, STD))
+    folder = torchvision.datasets.ImageFolder(str(place), transforms.Compose(steps))
+    whole = ImageDataset(scan_tree(work / "data"), resolution, workers=0)
+    started = used()
+    assert len(whole.labels[0]) == count  # every file is examined once
+    examined = used() - started
+    reduced = whole.with_options(options={"decoding": "reduced"})
+    every = torch.arange(count)
+    ways = {
+        "torchvision": lambda: next(iter(torch.utils.data.DataLoader(folder, count)))[0],
+        "whole": lambda: whole.inputs(0, every),
+        "reduced": lambda: reduced.inputs(0, every),
+    }
+    seconds = {way: [] for way in ways}
+    inputs = {}
+    for _ in range(3):
+        for way, read in ways.items():
+            started = used()
+            inputs[way] = read()
+            seconds[way].append(used() - started)
+    assert torch.equal(inputs["torchvision"], inputs["whole"])
+    medians = {way: statistics.median(times) / count for way, times in seconds.items()}
+    difference = (inputs["whole"] - inputs["reduced"]).abs() * torch.tensor(STD)[:, None, None]
+    return {
+        "images": count,
+        "resolution": resolution,
+        "cpu_seconds_of_an_image": medians | {"examined": examined / count},
+        "mean_difference": 255 * difference.mean().item(),
     }
 
 

@@ -35,6 +35,7 @@ from hmoe_repro.apps.discover import WRITTEN_FILE
 from hmoe_repro.apps.own_images import image_files, read_corrected_groups, write_corrected_groups
 from hmoe_repro.cli.discover_predict import _shows_last_groups
 from hmoe_repro.core.errors import HmoeError
+from hmoe_repro.data.transforms import read_image
 
 HACK = "<img src=x onerror=alert(1)>.png"
 FORMULA = "=1+1.png"
@@ -422,12 +423,12 @@ def test_a_large_photograph_is_reduced_like_a_small_one(tmp_path):
         exif[0x0112] = orientation
         image.save(tmp_path / "a.jpg", exif=exif, quality=95)
         pictures = Pictures(tmp_path, ["a.jpg"])
-        reduced = module._reduced(tmp_path / "a.jpg", THUMBNAIL_SIDE)
+        reduced = module.read_image(tmp_path / "a.jpg", THUMBNAIL_SIDE)
         assert min(reduced.size) >= THUMBNAIL_SIDE
         assert max(reduced.size) < 500
         thumbnails = [pictures.thumbnail(0)]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module, "_reduced", lambda path, side: None)
+            patch.setattr(module, "read_image", lambda path, side: read_image(path))
             thumbnails.append(Pictures(tmp_path, ["a.jpg"]).thumbnail(0))
         first, second = (np.asarray(Image.open(io.BytesIO(t))).astype(int) for t in thumbnails)
         assert np.abs(first - second).mean() < 3

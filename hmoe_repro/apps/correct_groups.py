@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import io
 import json
-import math
 import os
 import secrets
 import shutil
@@ -65,7 +64,7 @@ from ..core.config import CONFIG
 from ..core.errors import HmoeError, Place, listed, plural, printable, public, system_error
 from ..core.files import expanded, read_bytes, write_atomic
 from ..data.image_quality import DAMAGED_FIX, LeftOut, by_reason
-from ..data.transforms import MOST_PIXELS, as_rgb, read_image, why_unreadable
+from ..data.transforms import read_image, why_unreadable
 from ..training.store import RunStore
 
 # %% ../../nbs/09_apps/12_correct_groups.ipynb #def-refusal
@@ -99,25 +98,6 @@ def _as_jpeg(image: Image.Image) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=82)
     return buffer.getvalue()
-
-
-def _reduced(path: Path, side: int) -> Image.Image | None:
-    """Decode a JPEG to a half, a quarter or an eighth of its size, which is much faster.
-
-    Args:
-        path: the image.
-        side: number of pixels that the shorter side of the result has at least.
-
-    Returns:
-        The upright image, or None for another format, and for a file that cannot be read.
-    """
-    with contextlib.suppress(Exception), Image.open(path, formats=["JPEG"]) as image:
-        if math.prod(image.size) <= MOST_PIXELS:
-            scale = side / min(image.size)
-            width, height = (math.ceil(scale * length) for length in image.size)
-            image.draft(None, (width, height))
-            return as_rgb(image)
-    return None
 
 
 class Pictures:
@@ -165,7 +145,7 @@ class Pictures:
         path = self.path(number)
         with self._decoders:
             try:
-                return _as_jpeg(shrink(_reduced(path, side) or read_image(path)))
+                return _as_jpeg(shrink(read_image(path, side)))
             except HmoeError as error:
                 raise Refusal(404, str(error)) from None
 

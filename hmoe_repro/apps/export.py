@@ -245,6 +245,7 @@ def _input_description(model: TrainedModel) -> dict:
         "resolution": resolution,
         "orientation": "upright (EXIF applied)",
         "interpolation": (normalised or {}).get("interpolation", "bilinear"),
+        "decoding": (normalised or {}).get("decoding", "whole"),
         "mean": list(MEAN) if normalised else None,
         "std": list(STD) if normalised else None,
     }

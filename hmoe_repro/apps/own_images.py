@@ -889,9 +889,14 @@ def register_pool(
     return tree.name
 
 # %% ../../nbs/09_apps/01_own_images.ipynb #def-discover-spec
-FEATURES = {"source": "files", "frozen_stages": "all", "data_augmentation": False}
+FEATURES = {
+    "source": "files",
+    "decoding": "reduced",
+    "frozen_stages": "all",
+    "data_augmentation": False,
+}
 FROZEN = FEATURES | {"d2v_encoder": "style", "lr": 3e-3}
-SCRATCH_HPARAMS = {"source": "cache", "code_norm": "batch"}
+SCRATCH_HPARAMS = {"source": "cache", "decoding": "reduced", "code_norm": "batch"}
 
 
 def default_network() -> str:

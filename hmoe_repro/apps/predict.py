@@ -31,10 +31,12 @@ from ..core.tables import TABLE_SUFFIXES, read_table
 from ..data.base import as_input
 from ..data.image_folder import IMAGE_SUFFIXES, is_list, listed
 from ..data.kmeans_baseline import image_statistics
+from ..data.loader import IMAGE_OPTIONS
 from hmoe_repro.data.transforms import (
     Refused,
     as_rgb,
     in_threads,
+    least_side,
     normalise,
     read_image,
     square,
@@ -76,11 +78,24 @@ class TrainedModel:
     members: list["TrainedModel"] = field(default_factory=list, repr=False)
     columns: list[str] = field(default_factory=list, repr=False)
 
+    def _image_option(self, name: str) -> str:
+        """Return an option of image data with which the model was trained."""
+        options = self.record["config"].get("images") or {}
+        return options.get(name, IMAGE_OPTIONS[name])
+
+    def read(self, path) -> Image.Image:
+        """Read an image file as in training, as an RGB image.
+
+        Raises:
+            HmoeError: if it cannot be read.
+        """
+        resolution = self.record["config"]["resolution"]
+        return read_image(path, least_side(resolution, self._image_option("decoding")))
+
     def pixels(self, image: Image.Image) -> np.ndarray:
         """Resize an RGB image as in training, to bytes (R, R, 3)."""
-        config = self.record["config"]
-        interpolation = (config.get("images") or {}).get("interpolation", "bilinear")
-        return np.asarray(square(image, config["resolution"], interpolation))
+        interpolation = self._image_option("interpolation")
+        return np.asarray(square(image, self.record["config"]["resolution"], interpolation))
 
     def predict(self, images, mode: str | None = None, skip_unreadable: bool = False):
         """Predict for one image, several, or a folder: `predict_images`.
@@ -236,11 +251,14 @@ def _input_of(model: TrainedModel) -> dict:
     """Return what the members of an ensemble must share, by its name for a user."""
     config = model.record["config"]
     images = config.get("images")
+    preprocessing = "none"
+    if images:
+        preprocessing = f"{images['interpolation']}, {images.get('decoding', 'whole')}"
     return {
         "classes": model.class_names,
         "columns": model.columns,
         "resolution": config["resolution"],
-        "preprocessing": (images or {}).get("interpolation", "none") if images else "none",
+        "preprocessing": preprocessing,
     }
 
 
@@ -431,7 +449,7 @@ def load(
 def _pixels_or_reason(path: Path, model: TrainedModel):
     """Read an image file to bytes (R, R, 3), or return the reason why it cannot be read."""
     try:
-        return model.pixels(read_image(path))
+        return model.pixels(model.read(path))
     except HmoeError:
         return why_unreadable(path)
 
@@ -600,14 +618,16 @@ def predictions_csv(table: pd.DataFrame) -> bytes:
     return csv_text(table, "%.4f").encode("utf-8", "surrogateescape")
 
 # %% ../../nbs/09_apps/03_predict.ipynb #def-predict-images
-def _as_image(image) -> Image.Image:
+def _as_image(image, model: TrainedModel) -> Image.Image:
     """Convert an image file, a Pillow image or an array to an upright RGB image of 8 bits.
+
+    A file is read as in the training of the model.
 
     Raises:
         HmoeError: for other types, and for values that `to_levels` refuses.
     """
     if isinstance(image, str | Path):
-        return read_image(expanded(image))
+        return model.read(expanded(image))
     fix = "a path, an image of Pillow, or an array height x width x 3 (red, green, blue) of bytes, "
     fix += "whole numbers of 16 bits, or floats 0 to 1. Pass several images as a list."
     try:
@@ -655,7 +675,8 @@ def predict_images(
         raise HmoeError("the list of images is empty.", fix="pass at least one image.")
     parts = []
     for start in range(0, len(sources), 256):
-        pixels = [model.pixels(_as_image(image)) for image in sources[start : start + 256]]
+        batch = sources[start : start + 256]
+        pixels = [model.pixels(_as_image(image, model)) for image in batch]
         parts.append(model.forward_images(torch.from_numpy(np.stack(pixels)), mode))
     names = []
     for i, source in enumerate(sources):

@@ -29,7 +29,7 @@ from ..core.errors import HmoeError
 from ..core.files import ensure_writable, expanded, write_atomic
 from ..core.row_files import Rows, RowWriter, build_once, open_rows, remove_if_unused
 from .image_folder import ImageTree
-from .transforms import decode, image_bytes, in_threads, square
+from .transforms import decode, image_bytes, in_threads, least_side, square
 
 # %% ../../nbs/02_data/06_cache.ipynb #def-cache-root
 def cache_root(tree: ImageTree) -> Path:
@@ -107,13 +107,14 @@ def file_facts(tree: ImageTree) -> list[list[int]]:
     return [facts(file) for file in tree.flat]
 
 # %% ../../nbs/02_data/06_cache.ipynb #def-look-at
-def _examine_file(path: Path, visit=None) -> list:
+def _examine_file(path: Path, visit=None, least: int | None = None) -> list:
     """Read and decode a file.
 
     Args:
         path: path of the file.
         visit: callback, called with the image if the file can be decoded. The digest is in its
             `info`.
+        least: as in `decode`.
 
     Returns:
         [digest, reason] as in `examine`.
@@ -124,7 +125,7 @@ def _examine_file(path: Path, visit=None) -> list:
         return [None, getattr(error, "strerror", None) or str(error)]
     digest = hashlib.sha256(content)
     try:
-        image = decode(content)
+        image = decode(content, least)
     except ValueError as error:
         return [digest.hexdigest(), str(error)]
     digest.update(image.info.get("reading", "").encode())
@@ -257,7 +258,12 @@ def _unchanged(entries: list, facts: list) -> dict[int, list]:
 
 # %% ../../nbs/02_data/06_cache.ipynb #def-examine
 def examine(
-    tree: ImageTree, workers: int | None = None, on_progress=None, visit=None, seen=None
+    tree: ImageTree,
+    workers: int | None = None,
+    on_progress=None,
+    visit=None,
+    seen=None,
+    least: int | None = None,
 ) -> tuple[list[str | None], list[str | None]]:
     """Find out which files of an image folder can be decoded, and hash their contents.
 
@@ -272,6 +278,7 @@ def examine(
         on_progress: callback, called with (done, total).
         visit: callback, called with (row, image) for each decoded image.
         seen: digests of images that need no visit.
+        least: pixels that the shorter side of a visited image is needed for, as in `decode`.
 
     Returns:
         (digests, reasons), both in flat order: the SHA-256 of each file, or None if it is missing,
@@ -288,7 +295,8 @@ def examine(
         visit_image = None
         if visit:
             visit_image = partial(visit, row)
-        results[row] = _examine_file(tree.root / tree.flat[row], visit_image)
+        size_needed = least if visit else 1
+        results[row] = _examine_file(tree.root / tree.flat[row], visit_image, size_needed)
 
     def note_progress(done, total):
         nonlocal saved
@@ -339,21 +347,25 @@ def pixel_maker() -> str:
     return short_digest(PIL.__version__, code_digest(decode.__module__))
 
 
-def _of_size(tree: ImageTree, resolution: int, interpolation: str) -> str:
-    """Return the prefix of the names of caches of a resolution and an interpolation."""
+def _of_size(tree: ImageTree, resolution: int, interpolation: str, decoding: str) -> str:
+    """Return the prefix of the names of caches of a resolution, an interpolation and a decoding."""
     suffix = "" if interpolation == "bilinear" else interpolation
+    suffix += "" if decoding == "whole" else decoding
     return f"{cache_stem(tree)}-{resolution}{suffix}"
 
 
-def cache_file(tree: ImageTree, resolution: int, how: str = "bilinear") -> Path:
+def cache_file(
+    tree: ImageTree, resolution: int, how: str = "bilinear", decoding: str = "whole"
+) -> Path:
     """Return the path of the cache of an image folder in its present state.
 
     Args:
         tree: the image folder.
         resolution: pixels a side.
         how: interpolation.
+        decoding: 'whole' or 'reduced', as in `least_side`.
     """
-    name = f"{_of_size(tree, resolution, how)}-{tree_state(tree)}-{pixel_maker()}.u8"
+    name = f"{_of_size(tree, resolution, how, decoding)}-{tree_state(tree)}-{pixel_maker()}.u8"
     return cache_root(tree) / name
 
 # %% ../../nbs/02_data/06_cache.ipynb #def-build
@@ -376,7 +388,7 @@ def _changed(tree: ImageTree) -> HmoeError:
     return changed_meanwhile(tree.name, "their cache was built")
 
 
-def _build(tree: ImageTree, target: Path, shape: tuple, how: str, on_progress):
+def _build(tree: ImageTree, target: Path, shape: tuple, how: str, decoding: str, on_progress):
     """Decode and resize every image into the file `target`. Unreadable images become black."""
     part = target.with_name(f".{cache_stem(tree)}.part")
     writer = RowWriter(target, row_size=math.prod(shape[1:]), rows=shape[0], part=part)
@@ -387,8 +399,9 @@ def _build(tree: ImageTree, target: Path, shape: tuple, how: str, on_progress):
 
     try:
         writer.begin()
-        digests, _ = examine(tree, on_progress=on_progress, visit=write_image)
-        if cache_file(tree, resolution, how) != target:
+        least = least_side(resolution, decoding)
+        digests, _ = examine(tree, on_progress=on_progress, visit=write_image, least=least)
+        if cache_file(tree, resolution, how, decoding) != target:
             raise _changed(tree)
         writer.finish(contents_digest(digests))
     except OSError as error:
@@ -418,7 +431,13 @@ def _make_room(tree: ImageTree, of_tree: str, need: int):
             remove_if_unused(old)
 
 
-def open_cache(tree: ImageTree, resolution: int, on_progress=None, how: str = "bilinear") -> Rows:
+def open_cache(
+    tree: ImageTree,
+    resolution: int,
+    on_progress=None,
+    how: str = "bilinear",
+    decoding: str = "whole",
+) -> Rows:
     """Open the cache of resized images of a folder, and build it if it is missing or outdated.
 
     Args:
@@ -426,6 +445,7 @@ def open_cache(tree: ImageTree, resolution: int, on_progress=None, how: str = "b
         resolution: R, pixels a side.
         on_progress: callback, called with (done, total).
         how: interpolation.
+        decoding: 'whole' or 'reduced', as in `least_side`.
 
     Returns:
         Bytes (N, R, R, 3) in flat order, memory-mapped. Images that cannot be decoded are black.
@@ -433,9 +453,9 @@ def open_cache(tree: ImageTree, resolution: int, on_progress=None, how: str = "b
     Raises:
         HmoeError: for a full disk or a folder that is not writable.
     """
-    path = cache_file(tree, resolution, how)
+    path = cache_file(tree, resolution, how, decoding)
     shape = (len(tree), resolution, resolution, 3)
-    of_tree = _of_size(tree, resolution, how)
+    of_tree = _of_size(tree, resolution, how, decoding)
 
     def open_file():
         if open_rows(path, np.uint8, shape) is None:
@@ -445,7 +465,7 @@ def open_cache(tree: ImageTree, resolution: int, on_progress=None, how: str = "b
 
     def build():
         _make_room(tree, of_tree, math.prod(shape))
-        _build(tree, path, shape, how, on_progress)
+        _build(tree, path, shape, how, decoding, on_progress)
 
     rows = build_once(path.parent / f".{of_tree}.lock", _ELSEWHERE, open_file, build)
     if rows is None:

@@ -34,7 +34,15 @@ from ..core.row_files import Rows, open_rows
 from .base import Domains, MultiDomainDataset
 from .cache import cache_root, examine, file_facts, open_cache
 from .image_folder import ImageTree, select_domains, shared_notes, without
-from .transforms import INTERPOLATIONS, augment, normalise, read_image, square
+from hmoe_repro.data.transforms import (
+    DECODINGS,
+    INTERPOLATIONS,
+    augment,
+    least_side,
+    normalise,
+    read_image,
+    square,
+)
 
 # %% ../../nbs/02_data/07_loader.ipynb #def-do-task
 def _cached(path: str, shape: tuple) -> Rows:
@@ -72,7 +80,8 @@ def decode_task(task: dict) -> np.ndarray:
         cached = _cached(path, shape)
     for i, file_or_row in enumerate(task["images"]):
         if cached is None:
-            image = read_image(Path(task["root"]) / file_or_row)
+            least = least_side(size, task["decoding"])
+            image = read_image(Path(task["root"]) / file_or_row, least)
         else:
             image = Image.fromarray(cached[file_or_row])
         if seeds is None:
@@ -150,16 +159,22 @@ IMAGE_OPTIONS = {
     "val_augment": True,
     "unreadable": "refuse",
     "interpolation": "bilinear",
+    "decoding": "whole",
 }
+_NEWER = ("decoding",)  # in a record only if they differ from their defaults
 _CHOICES = {
     "source": ("files", "cache"),
     "unreadable": ("refuse", "skip"),
     "interpolation": tuple(INTERPOLATIONS),
+    "decoding": tuple(DECODINGS),
 }
 
 
 def checked_options(given: dict | None, base: dict = IMAGE_OPTIONS) -> dict:
     """Validate options of image data, and return `base` updated by `given`.
+
+    The result has no option that is newer than published records, if it has its default. Such
+    runs keep their ids.
 
     Raises:
         HmoeError: for an unknown name or an invalid value.
@@ -172,7 +187,11 @@ def checked_options(given: dict | None, base: dict = IMAGE_OPTIONS) -> dict:
         elif not isinstance(value, bool):
             cause = f"option {name} must be true or false, got {value!r}."
             raise HmoeError(cause, fix=f"use {name}=true or {name}=false.")
-    return {**base, **given}
+    options = {**base, **given}
+    for name in _NEWER:
+        if options.get(name) == IMAGE_OPTIONS[name]:
+            del options[name]
+    return options
 
 # %% ../../nbs/02_data/07_loader.ipynb #def-watched
 @contextlib.contextmanager
@@ -280,6 +299,7 @@ class ImageFiles(LazyDataset):
         self.input_shape = (3, resolution, resolution)
         self.resize_first = resize_first
         self.augmented = self.options["data_augmentation"]
+        self.decoding = self.options.get("decoding", IMAGE_OPTIONS["decoding"])
         self.workers = CONFIG.workers if workers is None else workers
 
     @functools.cached_property
@@ -289,7 +309,7 @@ class ImageFiles(LazyDataset):
             return None
         with progress_bar(f"caching {self.name} in {cache_root(self.scanned)}") as on_progress:
             how = self.options["interpolation"]
-            return open_cache(self.scanned, self.resolution, on_progress, how)
+            return open_cache(self.scanned, self.resolution, on_progress, how, self.decoding)
 
     @functools.cached_property
     def ledger(self) -> tuple[list[str | None], list[str | None]]:
@@ -336,8 +356,7 @@ class ImageFiles(LazyDataset):
     @functools.cached_property
     def tree(self) -> ImageTree:
         """Image folder of the files in use."""
-        pairs = zip(self.scanned.flat, self.kept.tolist())
-        left_out = [file for file, kept in pairs if not kept]
+        left_out = [file for file, kept in zip(self.scanned.flat, self.kept.tolist()) if not kept]
         return without(self.scanned, left_out)
 
     @property
@@ -457,6 +476,7 @@ class ImageDataset(ImageFiles):
             "resolution": self.resolution,
             "resize_first": self.resize_first,
             "interpolation": self.options["interpolation"],
+            "decoding": self.decoding,
             "cache": None if self.cache is None else (str(self.cache.path), self.cache.shape),
         }
 

@@ -122,6 +122,7 @@ class Table:
             images.resize_first,
             images.options["source"],
             images.options["interpolation"],
+            *([images.decoding] if images.decoding != "whole" else []),
             *_maker(part),
         )
         name = f"{cache_stem(images.scanned)}-{state}-{maker}"
