@@ -374,3 +374,53 @@ def test_tensors_of_any_memory_layout_are_sealed(tmp_path):
     path = tmp_path / "arrays.safetensors"
     path.write_bytes(content)
     assert (load_file(path)["images"] == images.numpy()).all()
+
+
+@pytest.fixture
+def study(store, published, tmp_path):
+    "The file of a study with these two runs, of which the first has published arrays."
+    ids = [record["run_id"] for record in published]
+    return publish_study("some-study", ids, store, tmp_path / "results", with_arrays=ids[:1])
+
+
+def test_a_published_study_is_added_to_a_store(study, store, published, tmp_path):
+    home = RunStore(tmp_path / "home")
+    assert unpack_runs(home, study) == "2 runs added, 0 here already"
+    for record in published:
+        assert home.read(record["run_id"]) == record
+    first, second = (home.path(record["run_id"]) for record in published)
+    kept = load_file(first / "arrays.safetensors")
+    assert kept["codes"].tolist() == [0.0, 0.0, 0.0]
+    assert sorted(os.listdir(second)) == ["record.json"]
+    assert unpack_runs(home, study) == "0 runs added, 2 here already"
+    assert unpack_runs(store, study) == "0 runs added, 2 here already"
+    configs = [RunConfig.from_dict(record["config"]) for record in published]
+    assert missing_runs(configs, home) == []
+
+
+def test_a_study_that_was_edited_adds_nothing(study, tmp_path):
+    home = RunStore(tmp_path / "home")
+    study.write_text(study.read_text().replace('"wall_time_s": ', '"wall_time_s": 1'))
+    with pytest.raises(HmoeError, match="is not as it was published"):
+        unpack_runs(home, study)
+    (study.parent / "SHA256SUMS").unlink()
+    lines = study.read_text().splitlines()
+    study.write_text(f"{lines[0]}\n{lines[1][:-20]}\n")
+    with pytest.raises(HmoeError, match="some-study.jsonl is cut"):
+        unpack_runs(home, study)
+    edited = json.loads(lines[1])
+    edited["run_id"] = "../" * 4
+    study.write_text(f"{lines[0]}\n{json.dumps(edited)}\n")
+    with pytest.raises(HmoeError, match="line 2 calls itself"):
+        unpack_runs(home, study)
+    assert not any(home.folder.iterdir())
+
+
+def test_arrays_of_another_run_in_a_study_are_left_out(study, published, tmp_path):
+    folder = study.with_suffix("")
+    first, second = (record["run_id"] for record in published)
+    (folder / f"{first}.safetensors").rename(folder / f"{second}.safetensors")
+    home = RunStore(tmp_path / "home")
+    with pytest.warns(UserWarning, match=f"run {second}"):
+        assert unpack_runs(home, study).startswith("1 run added")
+    assert home.read(second) is None

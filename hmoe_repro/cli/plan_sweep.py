@@ -276,7 +276,9 @@ def pack_command(
     print_written(file)
 
 
-_SourcesArgument = Annotated[list[str], argument("Archives of `hmoe pack`, or folders of runs.")]
+_SourcesArgument = Annotated[
+    list[str], argument("Archives of `hmoe pack`, published studies, or folders of runs.")
+]
 _LimitOption = Annotated[
     float | None,
     option(
@@ -288,12 +290,13 @@ _LimitOption = Annotated[
 
 
 def unpack_command(files: _SourcesArgument, limit_gib: _LimitOption = None):
-    """Add the runs of archives or other folders to the runs here.
+    """Add the runs of archives, published studies or other folders to the runs here.
 
     If one of them conflicts with a run here, nothing is added.
 
     Example:
         hmoe unpack runs.tar.gz
+        hmoe unpack results/quick-table1.jsonl
     """
     from hmoe_repro.studies.export_import import unpack_runs
     from hmoe_repro.training.store import RunStore

@@ -10,6 +10,7 @@ import contextlib
 import gzip
 import hashlib
 import itertools
+import json
 import os
 import re
 import tarfile
@@ -26,10 +27,13 @@ from ..training.selection import Record
 from hmoe_repro.training.store import (
     RunStore,
     check_files,
+    check_record,
     locked_elsewhere,
     outcome,
     read_record,
     run_lock,
+    sealed_record,
+    verify_listed,
 )
 
 # %% ../../nbs/06_studies/14_export_import.ipynb #def-files
@@ -304,13 +308,45 @@ def _folder_files(path: Path) -> _Copies:
             yield f"{folder.name}/{name}", partial(_copy_file, file)
 
 
+def _write_record(record: Record, file: BinaryIO):
+    """Write a record with its digest into an open file."""
+    file.write(sealed_record(record).encode("ascii"))
+
+
+def _study_files(path: Path) -> _Copies:
+    """Yield the records of a published study, and their arrays, as `_archive_files`.
+
+    Raises:
+        HmoeError: if the study is not as it was published, or a line is not a record.
+    """
+    verify_listed(path)
+    content = plain_file(path, "read").read_bytes()
+    for number, line in enumerate(content.splitlines(), start=1):
+        record = check_record(json.loads(line), f"{path.name}, line {number}")
+        run_id = record["run_id"]
+        yield f"{run_id}/record.json", partial(_write_record, record)
+        arrays = path.with_suffix("") / f"{run_id}.safetensors"
+        if arrays.exists():
+            _refuse_large(str(arrays), arrays.stat().st_size)
+            yield f"{run_id}/arrays.safetensors", partial(_copy_file, arrays)
+
+
+def _files_of(path: Path, limit: int | None) -> _Copies:
+    """Yield the files of an archive, of a folder of runs, or of a published study."""
+    if path.is_dir():
+        return _folder_files(path)
+    if path.suffix == ".jsonl":
+        return _study_files(path)
+    return _archive_files(path, limit)
+
+
 def _stage(path: Path, folder: Path, limit: int | None = None) -> list[_Staged]:
-    """Copy the runs of an archive, or of a folder of runs, into a new folder.
+    """Copy the runs of an archive, a folder of runs or a published study into a new folder.
 
     Runs that are damaged are left out, with a warning.
 
     Args:
-        path: the archive or the folder of runs.
+        path: the archive, the folder of runs, or the file of the study.
         folder: the new folder.
         limit: bytes that the archive may unpack to. None means the limit of `open_tar`.
 
@@ -323,11 +359,10 @@ def _stage(path: Path, folder: Path, limit: int | None = None) -> list[_Staged]:
     from hmoe_repro.data.download import DAMAGE
 
     if not path.exists():
-        fix = "the path of a file that `hmoe pack` wrote, or of a folder of runs."
+        fix = "the path of what `hmoe pack` or `hmoe publish` wrote, or of a folder of runs."
         raise HmoeError(f"{path} does not exist.", fix=fix)
     try:
-        files = _folder_files(path) if path.is_dir() else _archive_files(path, limit)
-        for name, copy in files:
+        for name, copy in _files_of(path, limit):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             write_atomic(folder / name, copy)
     except DAMAGE as error:
@@ -418,11 +453,14 @@ def _add(store: RunStore, archives: list[list[_Staged]]) -> list[str]:
 
 @public
 def unpack_runs(store: RunStore, *paths, limit: int | None = None) -> str:
-    """Add the runs of archives, and of other folders of runs, to a store.
+    """Add the runs of archives, published studies and other folders of runs to a store.
+
+    A published study has records and some arrays, without weights. That suffices to go on with a
+    study of which only a part was trained.
 
     Args:
         store: the folder of runs.
-        paths: the archives and folders.
+        paths: archives, folders, and files such as `results/quick-table1.jsonl`.
         limit: bytes that an archive may unpack to. The default is `most_unpacked`.
 
     Returns:
