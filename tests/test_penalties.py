@@ -325,8 +325,35 @@ def test_a_trainer_in_front_of_a_file(tmp_path, monkeypatch, own_names):
     assert second.run_id != first.run_id
     with pytest.raises(HmoeError, match="is not one step on one loss"):
         algorithm_from_file(f"SAM+{file}:Other")
-    with pytest.raises(HmoeError):
-        algorithm_from_file(f"IRM+{file}:Mine")
+    for text in (f"IRM+{file}:Mine", f"{file}:Mine+IRM", f"SAM+IRM+{file}:Mine"):
+        with pytest.raises(HmoeError, match="penalty of IRM cannot be added .* SAM\\+/.*:Mine"):
+            algorithm_from_file(text)
+
+
+@pytest.mark.parametrize("outer", ["SWAD-", "SMA-", "SWAD-SAM+"])
+def test_an_average_in_front_of_a_file(outer, tmp_path, monkeypatch, own_names):
+    from hmoe_repro.algorithms.from_file import algorithm_name
+    from hmoe_repro.training.planning import make_config
+    from hmoe_repro.training.run import run
+    from hmoe_repro.training.store import RunStore
+
+    monkeypatch.setenv("HMOE_RUNS", str(tmp_path / "runs"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(MINE.replace("FACTOR", "2"))
+    for folder, file in (("SWAD-own", "a.py"), ("SMA-own", "b.py"), ("c++", "d.py")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / file).write_text(MINE.replace("FACTOR", "3"))
+        assert algorithm_name(f"./{folder}/{file}:Mine") == f"Mine ({file})"
+    name = algorithm_name(f"{outer}mine.py:Mine")
+    assert name == f"{outer}Mine (mine.py)"
+    config = make_config(
+        f"{outer}mine.py:Mine", "DigitDomainsTiny", ["photo"], network="small_cnn", steps=4
+    )
+    assert config.algorithm == name
+    assert config.algorithm_source == get_algorithm("Mine (mine.py)").source_hash
+    record = run(config, RunStore(tmp_path / "runs"))
+    assert record["status"] == "complete"
+    assert record["config"]["algorithm"] == name
 
 
 def test_a_trainer_in_front_of_a_file_in_a_study(tmp_path, monkeypatch, own_names):

@@ -29,14 +29,7 @@ from types import ModuleType
 import numpy as np
 import torch
 
-from hmoe_repro.algorithms import (
-    DOMAINBED,
-    SHARPNESS,
-    SPELLINGS,
-    algorithm_names,
-    get_algorithm,
-    inner_name,
-)
+from . import DOMAINBED, SPELLINGS, algorithm_names, get_algorithm, inner_name
 from .base import ALGORITHMS, Algorithm, register
 from .outside_code import KEPT, check_reads, difference, watch
 from hmoe_repro.algorithms.source import (
@@ -415,13 +408,31 @@ def _keep(source: Source, path: Path, name: str) -> type[Algorithm]:
 
 
 def split_trainer(text: str) -> tuple[str, str]:
-    """Split a trainer from the text of a file's algorithm.
+    """Split averages and a trainer from the text of a file's algorithm.
 
-    >>> split_trainer("SAM+path/mine.py:Mine"), split_trainer("mine.py:Mine")
-    (('SAM+', 'path/mine.py:Mine'), ('', 'mine.py:Mine'))
+    A folder whose name begins like one of them is written with `./`.
+
+    >>> split_trainer("SWAD-SAM+path/mine.py:Mine"), split_trainer("./SWAD-mine.py:Mine")
+    (('SWAD-SAM+', 'path/mine.py:Mine'), ('', './SWAD-mine.py:Mine'))
     """
-    outer, plus, inner = text.partition("+")
-    return (f"{outer}+", inner) if plus and outer in SHARPNESS else ("", text)
+    inner = text
+    while inner_name(inner):
+        inner = inner_name(inner)
+    return text.removesuffix(inner), inner
+
+
+def _refuse_sum(text: str):
+    """Raise `HmoeError` for the sum of a penalty of the library and an algorithm of a file."""
+    first, plus, rest = text.partition("+")
+    if not plus:
+        return
+    if first not in algorithm_names():
+        first, rest = rest, first
+    if first in algorithm_names():
+        raise HmoeError(
+            f"the penalty of {first} cannot be added to an algorithm of a file.",
+            fix=f"add it in the class. A trainer or an average can be in front: SAM+{rest}.",
+        )
 
 
 @public
@@ -429,17 +440,19 @@ def algorithm_from_file(text: str) -> str:
     """Register an algorithm of a user's file, next to any other of that name.
 
     Args:
-        text: `path/file.py:Name`, also with a trainer: `SAM+path/file.py:Name`. `source_of`
-            defines what counts as its code.
+        text: `path/file.py:Name`, also with a trainer or averages: `SAM+path/file.py:Name`,
+            `SWAD-path/file.py:Name`. `source_of` defines what counts as its code.
 
     Returns:
-        The registered name, 'Name (file.py)' or 'SAM+Name (file.py)'.
+        The registered name, 'Name (file.py)', 'SAM+Name (file.py)' or 'SWAD-Name (file.py)'.
 
     Raises:
         HmoeError: for a missing file, a name that is not in it, a file that cannot be imported or
-            reads an undeclared file, and a second file of the same name.
+            reads an undeclared file, a second file of the same name, and a penalty of the library
+            that is added.
     """
     trainer, text = split_trainer(text)
+    _refuse_sum(text)
     path, _, name = text.rpartition(":")
     if not path.endswith(".py") or not name:
         raise HmoeError(f"{text!r} names no algorithm.", fix="write path/file.py:Name.")
