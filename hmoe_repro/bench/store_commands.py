@@ -13,7 +13,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,14 +24,38 @@ import pandas as pd
 from .benchmark import Bench, BenchMeasurement
 from .timing import targets_of
 from ..core.errors import HmoeError
-from ..core.file_index import gc_paused
 from ..core.files import repo_root
 from ..training.run_config import RunConfig
 from ..training.selection import Record
-from ..training.store import sealed_record
+from ..training.store import sealed_record, with_digest
 
 # %% ../../nbs/10_bench/11_store_commands.ipynb #def-generate
 _FIRST_SEED = 1000  # trial seeds of generated records, which no published run has
+_MARKED_SEED = 2**32 - 1  # the seed in texts of which copies are made
+
+
+def _patterns(study: str) -> list[Record]:
+    """Return the first published record of each algorithm and test domain of a study."""
+    lines = (repo_root() / "results" / f"{study}.jsonl").read_text(encoding="utf-8").splitlines()
+    patterns = {}
+    for line in lines:
+        record = json.loads(line)
+        record.pop("sha256", None)
+        key = (record["config"]["algorithm"], str(record["config"]["test_domains"]))
+        patterns.setdefault(key, record)
+    return list(patterns.values())
+
+
+def _with_seed(pattern: Record, seed: int) -> Record:
+    """Return a copy of a record with another trial seed, and the run id that follows from it."""
+    config = pattern["config"] | {"trial_seed": seed}
+    return pattern | {"config": config, "run_id": RunConfig.from_dict(config).run_id}
+
+
+def _pattern_and_seed(count: int, patterns: Sequence) -> Iterator[tuple]:
+    """Yield (pattern, trial seed) of each generated record."""
+    for number, pattern in enumerate(itertools.islice(itertools.cycle(patterns), count)):
+        yield pattern, _FIRST_SEED + number // len(patterns)
 
 
 def generated_records(count: int, study: str = "quick-digits") -> Iterator[Record]:
@@ -41,18 +65,29 @@ def generated_records(count: int, study: str = "quick-digits") -> Iterator[Recor
         count: number of records.
         study: the published study whose records are copied.
     """
-    lines = (repo_root() / "results" / f"{study}.jsonl").read_text(encoding="utf-8").splitlines()
-    patterns = {}
-    for line in lines:
-        record = json.loads(line)
-        record.pop("sha256", None)
-        key = (record["config"]["algorithm"], str(record["config"]["test_domains"]))
-        patterns.setdefault(key, record)
-    copied = itertools.cycle(patterns.values())
-    for number, pattern in enumerate(itertools.islice(copied, count)):
-        seed = _FIRST_SEED + number // len(patterns)
-        config = pattern["config"] | {"trial_seed": seed}
-        yield pattern | {"config": config, "run_id": RunConfig.from_dict(config).run_id}
+    for pattern, seed in _pattern_and_seed(count, _patterns(study)):
+        yield _with_seed(pattern, seed)
+
+
+class _Text(NamedTuple):
+    """Text of the file of a generated record, with the trial seed and the run id to replace."""
+
+    text: str
+    config: dict
+    run_id: str
+
+    def of_seed(self, seed: int) -> tuple[str, str]:
+        """Return the run id and the text of the file of the record with a trial seed."""
+        run_id = RunConfig.from_dict(self.config | {"trial_seed": seed}).run_id
+        text = self.text.replace(self.run_id, run_id)
+        text = text.replace(f'"trial_seed": {_MARKED_SEED}', f'"trial_seed": {seed}')
+        return run_id, with_digest(text)
+
+
+def _text_of(pattern: Record) -> _Text:
+    """Return the text of a record's file: copies of it are made without writing JSON again."""
+    marked = _with_seed(pattern, _MARKED_SEED)
+    return _Text(sealed_record(marked), marked["config"], marked["run_id"])
 
 
 def write_generated(folder: Path, count: int) -> Path:
@@ -65,13 +100,16 @@ def write_generated(folder: Path, count: int) -> Path:
     Returns:
         The file of the study, in that folder.
     """
+    folder.mkdir(parents=True, exist_ok=True)
     seeds = set()
-    with gc_paused():
-        for record in generated_records(count):
-            seeds.add(record["config"]["trial_seed"])
-            place = folder / record["run_id"]
-            place.mkdir(parents=True)
-            (place / "record.json").write_text(sealed_record(record), encoding="utf-8")
+    texts = [_text_of(pattern) for pattern in _patterns("quick-digits")]
+    for pattern, seed in _pattern_and_seed(count, texts):
+        seeds.add(seed)
+        run_id, text = pattern.of_seed(seed)
+        place = os.path.join(folder, run_id)
+        os.mkdir(place)
+        with open(os.path.join(place, "record.json"), "w", encoding="ascii") as file:
+            file.write(text)
     pattern = resources.files("hmoe_repro") / "study_files" / "quick-digits.toml"
     text = pattern.read_text(encoding="utf-8")
     text = re.sub("^seeds = .*$", f"seeds = {sorted(seeds)}", text, flags=re.MULTILINE)
