@@ -9,6 +9,7 @@ __all__ = ['STORE_TARGETS', 'STORE', 'generated_records', 'write_generated', 'Us
 # %% ../../nbs/10_bench/11_store_commands.ipynb #imports
 import itertools
 import json
+import math
 import os
 import re
 import subprocess
@@ -119,6 +120,16 @@ def write_generated(folder: Path, count: int) -> Path:
     return file
 
 # %% ../../nbs/10_bench/11_store_commands.ipynb #def-measure
+_STARTER = """
+import json, os, subprocess, sys
+hidden = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+process = subprocess.Popen(sys.argv[1:], **hidden)
+_, status, usage = os.wait4(process.pid, 0)
+process.returncode = os.waitstatus_to_exitcode(status)
+print(json.dumps([process.returncode, usage.ru_utime + usage.ru_stime, usage.ru_maxrss]))
+"""
+
+
 class Usage(NamedTuple):
     """Processor seconds of a process, and its memory at the peak in MiB."""
 
@@ -140,18 +151,18 @@ def used_by(arguments: list[str], environment: dict[str, str]) -> Usage:
         raise HmoeError(
             "this system does not count what a process used.", fix="use Linux or macOS."
         )
-    process = subprocess.Popen(
-        [sys.executable, *arguments],
+    done = subprocess.run(
+        [sys.executable, "-c", _STARTER, sys.executable, *arguments],
         env=os.environ | environment,
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        check=True,
+        text=True,
     )
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
+    status, seconds, memory = json.loads(done.stdout)
+    if status:
         raise HmoeError(f"`{' '.join(arguments)}` failed.", fix="run it by hand to see why.")
-    unit = 2**20 if sys.platform == "darwin" else 2**10
-    return Usage(usage.ru_utime + usage.ru_stime, usage.ru_maxrss / unit)
+    return Usage(seconds, memory / (2**20 if sys.platform == "darwin" else 2**10))
 
 
 def command_arguments(name: str, study: Path, work: Path) -> list[str]:
@@ -245,8 +256,12 @@ def store_table(record: dict) -> pd.DataFrame:
 
 
 def _ratio_of_target(target: dict, record: dict) -> pd.Series:
-    """Return the time of a command at the most records relative to the target, by round."""
-    return times_target(record, max(record["sizes"]["records"]))[target["of"]]
+    """Return the time of a command at the most records relative to the target, by round.
+
+    It is NaN if the scale leaves the command out.
+    """
+    measured = times_target(record, max(record["sizes"]["records"]))
+    return measured.get(target["of"], pd.Series([math.nan]))
 
 
 STORE_TARGETS = targets_of("store", _ratio_of_target)
@@ -257,4 +272,5 @@ STORE = Bench(
     entries=store_entries,
     tables={"Commands on a store: processor seconds": store_table},
     targets=STORE_TARGETS,
+    page="speed_store",
 )

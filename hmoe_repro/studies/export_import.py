@@ -141,13 +141,14 @@ def _files_to_pack(
         if "record.json" in names and run_id not in whole:
             continue
         try:
-            check_files(Path(folder), f"run {run_id}", names)
+            check_files(folder, f"run {run_id}", names)
         except HmoeError as error:
             warnings.warn(f"left out: {error}", stacklevel=2)
             continue
         for name in _packed_names(names, states, weights, arrays):
             path = os.path.join(folder, name)
-            plain_file(path, "read")
+            if not os.path.isfile(path):
+                plain_file(Path(path), "read")
             yield f"{run_id}/{name}", path
 
 

@@ -631,7 +631,7 @@ class RunStore(_ManyRecords):
             ) from None
 
 # %% ../../nbs/05_training/06_store.ipynb #def-check-files
-def check_files(folder: Path, label: str, names: Sequence[str] | None = None):
+def check_files(folder: Path | str, label: str, names: Sequence[str] | None = None):
     """Check the sealed files in the folder of a run.
 
     Args:
@@ -643,15 +643,15 @@ def check_files(folder: Path, label: str, names: Sequence[str] | None = None):
         HmoeError: if a file is damaged or names another run.
     """
     if names is None:
-        names = os.listdir(folder) if folder.is_dir() else []
+        names = os.listdir(folder) if os.path.isdir(folder) else []
     for name in sorted(names):
         if not name.endswith(".safetensors"):
             continue
-        path = folder / name
+        path = Path(folder) / name
         if not path.is_file():
             continue  # a special file is refused when it is read
         try:
-            fault = foreign_file(path, folder.name)
+            fault = foreign_file(path, path.parent.name)
         except FileNotFoundError:  # of a run that just ended
             continue
         if fault:
