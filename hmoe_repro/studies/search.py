@@ -261,11 +261,14 @@ def _texts(
         only: the names that are kept. None: all.
         without: names that are left out.
     """
-    kept = series.tolist()
-    if only is not None:
-        kept = [{name: values[name] for name in only if name in values} for values in kept]
-    elif without:
-        kept = [{name: values[name] for name in values if name not in without} for values in kept]
+    kept = []
+    for values in series:
+        if only is not None:
+            kept.append({name: values[name] for name in only if name in values})
+        elif without:
+            kept.append({name: value for name, value in values.items() if name not in without})
+        else:
+            kept.append(values)
     dictionaries, positions = _distinct(kept)
     names = list(dict.fromkeys(itertools.chain(*dictionaries))) if only is None else only
     columns = {}

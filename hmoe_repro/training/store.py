@@ -145,7 +145,8 @@ def with_digest(text: str) -> str:
     True
     """
     start = text.rindex(_DIGEST_ENTRY) + len(_DIGEST_ENTRY)
-    before, after = text[:start], text[start + len(_DIGEST_ZEROS) :]
+    before = text[:start]
+    after = text[start + len(_DIGEST_ZEROS) :]
     digest = hashlib.sha256(f"{before}{_DIGEST_ZEROS}{after}".encode("ascii")).hexdigest()
     return before + digest + after
 
