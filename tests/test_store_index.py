@@ -16,6 +16,7 @@ import pytest
 from many_runs import many_records, write_store
 
 from hmoe_repro.analysis.results import MODE_ORDER, results
+from hmoe_repro.bench.store_commands import write_generated
 from hmoe_repro.core import file_index
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.file_index import FileIndex
@@ -403,3 +404,62 @@ def test_ten_thousand_records_are_read_once(tmp_path):
     assert second[2] < 400
     assert second[2] < whole[2]
     assert len(results(tmp_path)) == 25_000
+
+
+COMMAND = """
+import atexit, json, re, sys, time
+from pathlib import Path
+
+
+def tell():
+    status = Path("/proc/self/status").read_text()
+    memory = int(re.search(r"VmHWM:\\s+([0-9]+)", status)[1]) / 1024
+    print(json.dumps([time.process_time(), memory]), file=sys.stderr)
+
+
+atexit.register(tell)
+from hmoe_repro.cli.app import main
+main()
+"""
+
+
+def command(folder, *arguments):
+    "The output of a command on a store, the processor seconds of its process, and its peak in MiB."
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND, *map(str, arguments)],
+        env=os.environ | {"HMOE_RUNS": str(folder), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout, *json.loads(done.stderr.splitlines()[-1])
+
+
+@pytest.mark.timeout(3600)  # on a busy machine
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from Linux")
+def test_a_hundred_thousand_records_in_bounded_time_and_memory(tmp_path):
+    """Processor seconds may be three times the goal, 20 s, because a machine may be slow."""
+    folder = tmp_path / "runs"
+    count = 100_000
+    write_generated(folder, count)
+    time.sleep(2.5)
+    assert not (folder / INDEX_FILE).exists()
+    without, first, _ = command(folder, "runs")
+    assert without.startswith(f"{count} runs\n")
+    assert len(without.splitlines()) == count + 2
+    assert (folder / INDEX_FILE).is_file()
+    listed, seconds, memory = command(folder, "runs")
+    assert listed == without
+    assert seconds < min(60, first)
+    assert memory < 2000
+    selected, seconds, memory = command(folder, "select")
+    assert seconds < 60
+    assert memory < 4000
+    archive = tmp_path / "runs.tar.gz"
+    packed, seconds, memory = command(folder, "pack", archive)
+    assert packed.startswith(f"{count} finished or failed and 0 half-done runs")
+    assert seconds < 60
+    assert memory < 1000
+    (folder / INDEX_FILE).unlink()
+    assert command(folder, "select")[0] == selected

@@ -325,14 +325,14 @@ def _results_of_folder(folder: Path) -> pd.DataFrame:
     Raises:
         HmoeError: if the folder has no runs, or a damaged one.
     """
-    records, damaged = RunStore(folder).scan()
-    if damaged:
-        raise HmoeError(damaged[0], fix="delete the folder of that run, or restore it.")
-    if not records:
-        raise HmoeError(
-            f"the folder {folder} has no runs.", fix="name one that `hmoe train` wrote."
-        )
     with gc_paused():
+        records, damaged = RunStore(folder).scan()
+        if damaged:
+            raise HmoeError(damaged[0], fix="delete the folder of that run, or restore it.")
+        if not records:
+            raise HmoeError(
+                f"the folder {folder} has no runs.", fix="name one that `hmoe train` wrote."
+            )
         return frame_of(records)
 
 

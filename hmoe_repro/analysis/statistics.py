@@ -16,10 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from matplotlib.lines import Line2D
 from scipy import optimize, stats
 
-from .plotting import escape_math
 from .results import Results, margin_of, metric_of, mode_rank
 from hmoe_repro.analysis.tables import (
     domain_order,
@@ -30,7 +28,6 @@ from hmoe_repro.analysis.tables import (
 )
 from .writers import Line, template
 from ..core.errors import HmoeError, check_choice, plural, public
-from ..core.style import PALETTE, colours
 
 # %% ../../nbs/07_analysis/05_statistics.ipynb #def-grid
 def _row_conditions(row) -> dict:
@@ -877,6 +874,36 @@ def _draw_intervals(axis, data: pd.DataFrame, limits: tuple[float, float], color
     if values:
         _draw_values_beyond(axis, data, limits, color)
 
+# %% ../../nbs/07_analysis/05_statistics.ipynb #def-forest-legend
+def _hue_legend(figure, colour_of: dict):
+    """Draw the legend of the colours of a forest below it."""
+    from matplotlib.lines import Line2D
+
+    marks = [Line2D([], [], color=colour, marker="o", lw=1.3) for colour in colour_of.values()]
+    figure.legend(
+        marks, list(colour_of), loc="outside lower center", ncols=len(marks), frameon=False
+    )
+
+
+def _forest_colours(table: pd.DataFrame, hue: str | None, palette) -> dict:
+    """Return the colour of each value of a column, or one colour for all rows.
+
+    Args:
+        table: the rows that are drawn.
+        hue: the column, or None.
+        palette: value -> colour, a list of colours, or None.
+    """
+    from hmoe_repro.core.style import PALETTE, colours
+
+    if not hue:
+        return {"": PALETTE[0]}
+    values = list(dict.fromkeys(table[hue]))
+    if palette is None:
+        return colours(values)
+    if isinstance(palette, Mapping):
+        return {value: palette[value] for value in palette if value in values}
+    return dict(zip(values, palette))
+
 # %% ../../nbs/07_analysis/05_statistics.ipynb #def-forest-figure
 _FEW = 0.2  # fraction of the rows that may reach beyond a panel
 
@@ -908,32 +935,6 @@ def forest_limits(rows: pd.DataFrame) -> tuple[float, float]:
     return most if is_stretched else every
 
 
-def _hue_legend(figure, colour_of: dict):
-    """Draw the legend of the colours of a forest below it."""
-    marks = [Line2D([], [], color=colour, marker="o", lw=1.3) for colour in colour_of.values()]
-    figure.legend(
-        marks, list(colour_of), loc="outside lower center", ncols=len(marks), frameon=False
-    )
-
-
-def _forest_colours(table: pd.DataFrame, hue: str | None, palette) -> dict:
-    """Return the colour of each value of a column, or one colour for all rows.
-
-    Args:
-        table: the rows that are drawn.
-        hue: the column, or None.
-        palette: value -> colour, a list of colours, or None.
-    """
-    if not hue:
-        return {"": PALETTE[0]}
-    values = list(dict.fromkeys(table[hue]))
-    if palette is None:
-        return colours(values)
-    if isinstance(palette, Mapping):
-        return {value: palette[value] for value in palette if value in values}
-    return dict(zip(values, palette))
-
-
 @public(table=Results, undertrained=Sequence, palette=object)
 def forest_plot(table: pd.DataFrame, undertrained=(), hue: str | None = None, palette=None):
     """Draw `contrasts`: differences in points with 95 % intervals, largest effect on top.
@@ -951,6 +952,8 @@ def forest_plot(table: pd.DataFrame, undertrained=(), hue: str | None = None, pa
         A figure of matplotlib. With one test domain it has one panel.
     """
     import matplotlib.pyplot as plt
+
+    from hmoe_repro.analysis.plotting import escape_math
 
     rows = forest_rows(table)
     place = {row: at for at, row in enumerate(rows)}

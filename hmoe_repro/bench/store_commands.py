@@ -9,11 +9,12 @@ __all__ = ['STORE_TARGETS', 'STORE', 'generated_records', 'write_generated', 'Us
 # %% ../../nbs/10_bench/11_store_commands.ipynb #imports
 import itertools
 import json
+import math
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,14 +25,38 @@ import pandas as pd
 from .benchmark import Bench, BenchMeasurement
 from .timing import targets_of
 from ..core.errors import HmoeError
-from ..core.file_index import gc_paused
 from ..core.files import repo_root
 from ..training.run_config import RunConfig
 from ..training.selection import Record
-from ..training.store import sealed_record
+from ..training.store import sealed_record, with_digest
 
 # %% ../../nbs/10_bench/11_store_commands.ipynb #def-generate
 _FIRST_SEED = 1000  # trial seeds of generated records, which no published run has
+_MARKED_SEED = 2**32 - 1  # the seed in texts of which copies are made
+
+
+def _patterns(study: str) -> list[Record]:
+    """Return the first published record of each algorithm and test domain of a study."""
+    lines = (repo_root() / "results" / f"{study}.jsonl").read_text(encoding="utf-8").splitlines()
+    patterns = {}
+    for line in lines:
+        record = json.loads(line)
+        record.pop("sha256", None)
+        key = (record["config"]["algorithm"], str(record["config"]["test_domains"]))
+        patterns.setdefault(key, record)
+    return list(patterns.values())
+
+
+def _with_seed(pattern: Record, seed: int) -> Record:
+    """Return a copy of a record with another trial seed, and the run id that follows from it."""
+    config = pattern["config"] | {"trial_seed": seed}
+    return pattern | {"config": config, "run_id": RunConfig.from_dict(config).run_id}
+
+
+def _pattern_and_seed(count: int, patterns: Sequence) -> Iterator[tuple]:
+    """Yield (pattern, trial seed) of each generated record."""
+    for number, pattern in enumerate(itertools.islice(itertools.cycle(patterns), count)):
+        yield pattern, _FIRST_SEED + number // len(patterns)
 
 
 def generated_records(count: int, study: str = "quick-digits") -> Iterator[Record]:
@@ -41,18 +66,29 @@ def generated_records(count: int, study: str = "quick-digits") -> Iterator[Recor
         count: number of records.
         study: the published study whose records are copied.
     """
-    lines = (repo_root() / "results" / f"{study}.jsonl").read_text(encoding="utf-8").splitlines()
-    patterns = {}
-    for line in lines:
-        record = json.loads(line)
-        record.pop("sha256", None)
-        key = (record["config"]["algorithm"], str(record["config"]["test_domains"]))
-        patterns.setdefault(key, record)
-    copied = itertools.cycle(patterns.values())
-    for number, pattern in enumerate(itertools.islice(copied, count)):
-        seed = _FIRST_SEED + number // len(patterns)
-        config = pattern["config"] | {"trial_seed": seed}
-        yield pattern | {"config": config, "run_id": RunConfig.from_dict(config).run_id}
+    for pattern, seed in _pattern_and_seed(count, _patterns(study)):
+        yield _with_seed(pattern, seed)
+
+
+class _Text(NamedTuple):
+    """Text of the file of a generated record, with the trial seed and the run id to replace."""
+
+    text: str
+    config: dict
+    run_id: str
+
+    def of_seed(self, seed: int) -> tuple[str, str]:
+        """Return the run id and the text of the file of the record with a trial seed."""
+        run_id = RunConfig.from_dict(self.config | {"trial_seed": seed}).run_id
+        text = self.text.replace(self.run_id, run_id)
+        text = text.replace(f'"trial_seed": {_MARKED_SEED}', f'"trial_seed": {seed}')
+        return run_id, with_digest(text)
+
+
+def _text_of(pattern: Record) -> _Text:
+    """Return the text of a record's file: copies of it are made without writing JSON again."""
+    marked = _with_seed(pattern, _MARKED_SEED)
+    return _Text(sealed_record(marked), marked["config"], marked["run_id"])
 
 
 def write_generated(folder: Path, count: int) -> Path:
@@ -65,13 +101,16 @@ def write_generated(folder: Path, count: int) -> Path:
     Returns:
         The file of the study, in that folder.
     """
+    folder.mkdir(parents=True, exist_ok=True)
     seeds = set()
-    with gc_paused():
-        for record in generated_records(count):
-            seeds.add(record["config"]["trial_seed"])
-            place = folder / record["run_id"]
-            place.mkdir(parents=True)
-            (place / "record.json").write_text(sealed_record(record), encoding="utf-8")
+    texts = [_text_of(pattern) for pattern in _patterns("quick-digits")]
+    for pattern, seed in _pattern_and_seed(count, texts):
+        seeds.add(seed)
+        run_id, text = pattern.of_seed(seed)
+        place = os.path.join(folder, run_id)
+        os.mkdir(place)
+        with open(os.path.join(place, "record.json"), "w", encoding="ascii") as file:
+            file.write(text)
     pattern = resources.files("hmoe_repro") / "study_files" / "quick-digits.toml"
     text = pattern.read_text(encoding="utf-8")
     text = re.sub("^seeds = .*$", f"seeds = {sorted(seeds)}", text, flags=re.MULTILINE)
@@ -81,6 +120,16 @@ def write_generated(folder: Path, count: int) -> Path:
     return file
 
 # %% ../../nbs/10_bench/11_store_commands.ipynb #def-measure
+_STARTER = """
+import json, os, subprocess, sys
+hidden = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+process = subprocess.Popen(sys.argv[1:], **hidden)
+_, status, usage = os.wait4(process.pid, 0)
+process.returncode = os.waitstatus_to_exitcode(status)
+print(json.dumps([process.returncode, usage.ru_utime + usage.ru_stime, usage.ru_maxrss]))
+"""
+
+
 class Usage(NamedTuple):
     """Processor seconds of a process, and its memory at the peak in MiB."""
 
@@ -102,18 +151,18 @@ def used_by(arguments: list[str], environment: dict[str, str]) -> Usage:
         raise HmoeError(
             "this system does not count what a process used.", fix="use Linux or macOS."
         )
-    process = subprocess.Popen(
-        [sys.executable, *arguments],
+    done = subprocess.run(
+        [sys.executable, "-c", _STARTER, sys.executable, *arguments],
         env=os.environ | environment,
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        check=True,
+        text=True,
     )
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
+    status, seconds, memory = json.loads(done.stdout)
+    if status:
         raise HmoeError(f"`{' '.join(arguments)}` failed.", fix="run it by hand to see why.")
-    unit = 2**20 if sys.platform == "darwin" else 2**10
-    return Usage(usage.ru_utime + usage.ru_stime, usage.ru_maxrss / unit)
+    return Usage(seconds, memory / (2**20 if sys.platform == "darwin" else 2**10))
 
 
 def command_arguments(name: str, study: Path, work: Path) -> list[str]:
@@ -207,8 +256,12 @@ def store_table(record: dict) -> pd.DataFrame:
 
 
 def _ratio_of_target(target: dict, record: dict) -> pd.Series:
-    """Return the time of a command at the most records relative to the target, by round."""
-    return times_target(record, max(record["sizes"]["records"]))[target["of"]]
+    """Return the time of a command at the most records relative to the target, by round.
+
+    It is NaN if the scale leaves the command out.
+    """
+    measured = times_target(record, max(record["sizes"]["records"]))
+    return measured.get(target["of"], pd.Series([math.nan]))
 
 
 STORE_TARGETS = targets_of("store", _ratio_of_target)
@@ -219,4 +272,5 @@ STORE = Bench(
     entries=store_entries,
     tables={"Commands on a store: processor seconds": store_table},
     targets=STORE_TARGETS,
+    page="speed_store",
 )

@@ -6,7 +6,9 @@
 __all__ = ['GROUPS', 'app', 'data_app', 'COMMANDS', 'INTERRUPTED', 'main']
 
 # %% ../../nbs/11_cli/08_app.ipynb #imports
+import atexit
 import codecs
+import gc
 import inspect
 import os
 import sys
@@ -258,6 +260,7 @@ def _run_command() -> int:
 def main():
     """Run the command `hmoe`, with warnings as notes of one line, and exit."""
     started = time.monotonic()
+    atexit.register(gc.freeze)  # the system frees all memory at the end, circles or not
     _prepare_output()
     with warnings.catch_warnings():
         warnings.showwarning = _warning_printer()

@@ -137,6 +137,7 @@ def select_command(
         hmoe select --study quick-digits --algorithm ERM
     """
     from hmoe_repro.analysis.writers import csv_text
+    from hmoe_repro.core.file_index import gc_paused
     from hmoe_repro.core.files import keep_existing, write_atomic
     from hmoe_repro.report.study_report import selected_tables
     from hmoe_repro.studies.study_file import read_study
@@ -146,8 +147,9 @@ def select_command(
     if rule is None:
         rule = read_study(study_in_store).rule if study_in_store else "training-domain"
     by_training_domain = rule == "training-domain"  # needs no other checkpoint than the selected
-    records = _records(study_in_store, study, algorithm, dataset, where, by_training_domain)
-    tables, refused, chosen = selected_tables(records, rule, n_hparams)
+    with gc_paused():
+        records = _records(study_in_store, study, algorithm, dataset, where, by_training_domain)
+        tables, refused, chosen = selected_tables(records, rule, n_hparams)
     for title, table, notes in tables:
         print_frame(f"{title} by {rule}, percent", table)
         print("\n".join(notes))

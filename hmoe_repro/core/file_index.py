@@ -220,7 +220,8 @@ class FileIndex:
 def gc_paused():
     """Context manager: pause the search for circles among objects in this process.
 
-    Objects without circles are freed as always.
+    Objects without circles are freed as always. Those that remain count as old at the end, so they
+    are not searched at once.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -228,4 +229,7 @@ def gc_paused():
         yield
     finally:
         if was_on:
+            if not gc.get_freeze_count():  # none that this process has frozen itself
+                gc.freeze()
+                gc.unfreeze()  # all are in the oldest generation now
             gc.enable()

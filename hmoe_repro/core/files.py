@@ -160,6 +160,8 @@ def plain_file(path: Path, verb: str = "write") -> Path:
             may never end.
     """
     path = Path(path)
+    if os.path.isfile(path):
+        return path
     try:
         special = path.exists() and not path.is_file()
     except (OSError, ValueError) as error:  # a name that is too long, or with NUL in it
@@ -197,10 +199,14 @@ def read_bytes(path: Path, most: int = 2**28) -> bytes:
     Raises:
         HmoeError: as `plain_file`, and for more than `most` bytes.
     """
-    size = plain_file(path, "read").stat().st_size
-    if size > most:
-        raise HmoeError(f"{path} has {size:,} bytes, more than {most:,}.", fix="remove that file.")
-    return Path(path).read_bytes()
+    if not os.path.isfile(path):
+        plain_file(path, "read")
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            cause = f"{path} has {size:,} bytes, more than {most:,}."
+            raise HmoeError(cause, fix="remove that file.")
+        return file.read()
 
 
 def read_text(path: Path, fix: str = "restore it from a copy, or remove it.") -> str:

@@ -89,7 +89,7 @@ def _refuse_large(name: str, size: int):
         raise HmoeError(cause, fix="remove that file, or pass another one.")
 
 
-def _write_archive(files: Iterator[tuple[str, Path]], file: BinaryIO) -> list[str]:
+def _write_archive(files: Iterator[tuple[str, str]], file: BinaryIO) -> list[str]:
     """Write a .tar.gz of files, each with its digest, and none with an owner or a time.
 
     Args:
@@ -104,7 +104,7 @@ def _write_archive(files: Iterator[tuple[str, Path]], file: BinaryIO) -> list[st
         with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
             for name, path in files:
                 with contextlib.suppress(FileNotFoundError), open(path, "rb") as source:
-                    _refuse_large(str(path), os.fstat(source.fileno()).st_size)
+                    _refuse_large(path, os.fstat(source.fileno()).st_size)
                     digest = hashlib.file_digest(source, "sha256").hexdigest()
                     member = tarfile.TarInfo(name)
                     member.size = source.tell()
@@ -118,7 +118,7 @@ def _write_archive(files: Iterator[tuple[str, Path]], file: BinaryIO) -> list[st
 # %% ../../nbs/06_studies/14_export_import.ipynb #def-pack
 def _files_to_pack(
     store: RunStore, run_ids: list[str] | None, states: bool, weights: bool, arrays: bool
-) -> Iterator[tuple[str, Path]]:
+) -> Iterator[tuple[str, str]]:
     """Yield (name in the archive, path) of the files of runs.
 
     The files of a run are listed when its turn comes. A damaged run is left out, with a warning.
@@ -137,7 +137,7 @@ def _files_to_pack(
         present = [run_id for run_id in present if run_id in wanted]
     whole = store.statuses(present, warn=True)
     for run_id in present:
-        folder = store.path(run_id)
+        folder = os.path.join(store.folder, run_id)
         try:
             names = os.listdir(folder)
         except NotADirectoryError:
@@ -150,7 +150,10 @@ def _files_to_pack(
             warnings.warn(f"left out: {error}", stacklevel=2)
             continue
         for name in _packed_names(names, states, weights, arrays):
-            yield f"{run_id}/{name}", plain_file(folder / name, "read")
+            path = os.path.join(folder, name)
+            if not os.path.isfile(path):
+                plain_file(Path(path), "read")
+            yield f"{run_id}/{name}", path
 
 
 @public(path=Place)

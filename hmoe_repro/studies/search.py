@@ -11,7 +11,8 @@ import itertools
 import json
 import marshal
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -262,10 +263,12 @@ def _texts(
     """
     kept = []
     for values in series:
-        if only is None:
+        if only is not None:
+            kept.append({name: values[name] for name in only if name in values})
+        elif without:
             kept.append({name: value for name, value in values.items() if name not in without})
         else:
-            kept.append({name: values[name] for name in only if name in values})
+            kept.append(values)
     dictionaries, positions = _distinct(kept)
     names = list(dict.fromkeys(itertools.chain(*dictionaries))) if only is None else only
     columns = {}
@@ -291,7 +294,7 @@ def _varied(texts: pd.DataFrame) -> list[str]:
         return []
     varied = []
     for name in texts.columns:
-        values = set(texts[name].tolist())
+        values = texts[name].unique()
         if len({"" if pd.isna(value) else value for value in values}) > 1:
             varied.append(name)
     return varied
@@ -364,7 +367,7 @@ def _without_dictionaries(texts: pd.DataFrame) -> pd.DataFrame:
     parts = []
     for name in texts:
         column = texts[name]
-        if not any(str(text).startswith("{") for text in set(column.tolist())):
+        if not any(str(text).startswith("{") for text in column.unique()):
             parts.append(column)
             continue
         values = [json.loads(text) if isinstance(text, str) else None for text in column]
@@ -382,14 +385,16 @@ def _split_by(table: pd.DataFrame, texts: pd.DataFrame):
         Pairs (label, rows). The label lists the settings of the group, in the form of `--where`.
     """
     texts = _without_dictionaries(texts)
+    texts = texts[_varied(texts)]
     labels = []
-    for row in texts[_varied(texts)].to_dict("records"):
+    for row in texts.itertuples(index=False, name=None):
         settings = []
-        for name, text in row.items():
+        for name, text in zip(texts.columns, row):
             if isinstance(text, str):
                 value = text.strip('"')
                 settings.append(f"{name}={value}")
         labels.append(", ".join(settings))
+    labels = labels or [""] * len(table)  # no column
     return table.groupby(pd.Series(labels, table.index))
 
 
@@ -440,40 +445,73 @@ def hparams_note(records: list[Record]) -> list[str]:
     return [f"settings differ between test domains: {'; '.join(algorithms)}"]
 
 # %% ../../nbs/06_studies/06_search.ipynb #def-cell
-def _cell(
-    by_draw: Mapping[int, list[Record]], test_domain: str, rule: str, draws: int
-) -> tuple[list[dict], dict]:
+class _Draw(NamedTuple):
+    """Runs of one algorithm, trial seed and draw, with all test domains.
+
+    Args:
+        records: their records.
+        modes: their inference modes, or why a rule cannot choose among these runs.
+    """
+
+    records: list[Record]
+    modes: set[str] | HmoeError
+
+
+def _draw_of(records: list[Record], rule: str) -> _Draw:
+    """Return the runs of a draw with the modes in which `rule` can choose among them."""
+    try:
+        return _Draw(records, usable_modes(records, rule))
+    except HmoeError as error:
+        return _Draw(records, error)
+
+
+def _first_choice(draw: _Draw, test_domain: str, rule: str) -> dict:
+    """Return what a rule chooses among the runs of a draw, in the first mode of the first run.
+
+    Raises:
+        HmoeError: if it can choose nothing.
+    """
+    if isinstance(draw.modes, HmoeError):
+        raise draw.modes
+    records = draw.records
+    mode = next(iter(records[0]["selected"])) if records else "default"
+    return best_model(records, test_domain, rule, mode, draw.modes)
+
+
+def _cell(draws: Sequence[_Draw], test_domain: str, rule: str) -> tuple[list[dict], dict]:
     """Choose a run and a checkpoint for one cell of a table.
 
     Args:
-        by_draw: draw -> records of runs of one algorithm and trial seed.
+        draws: the runs of each expected draw, of one algorithm and trial seed.
         test_domain: the test domain of the cell.
         rule: the selection rule.
-        draws: the expected number of draws.
 
     Returns:
         (a row of the table for each inference mode, a dictionary: reason -> the draws that cannot
         be evaluated for this reason).
     """
-    usable = {}
+    choices = {}  # number of a usable draw -> its choice in the first mode
     lacking = {}
-    for draw in range(draws):
-        records = by_draw.get(draw, [])
-        mode = next(iter(records[0]["selected"])) if records else "default"
+    for number, draw in enumerate(draws):
         try:
-            best_model(records, test_domain, rule, mode, usable_modes(records, rule))
+            choices[number] = _first_choice(draw, test_domain, rule)
         except HmoeError as error:
-            lacking.setdefault(str(error), []).append(draw)
-        else:
-            usable |= {record["run_id"]: record for record in records}
-    if not usable:
+            lacking.setdefault(str(error), []).append(number)
+    if not choices:
         return [], lacking
+    usable = {}
+    for number in choices:
+        usable |= {record["run_id"]: record for record in draws[number].records}
     first = next(iter(usable.values()))
     rows = []
     records = list(usable.values())
-    modes = usable_modes(records, rule)
-    for mode in first["selected"]:
-        chosen = best_model(records, test_domain, rule, mode, modes)
+    is_single = len(choices) == 1
+    modes = draws[next(iter(choices))].modes if is_single else usable_modes(records, rule)
+    for position, mode in enumerate(first["selected"]):
+        if is_single and position == 0:
+            [chosen] = choices.values()
+        else:
+            chosen = best_model(records, test_domain, rule, mode, modes)
         row = {
             "algorithm": first["config"]["algorithm"],
             "mode": mode,
@@ -532,15 +570,17 @@ def select_by_rule(
     algorithms = sorted(table.algorithm.unique(), key=rank)
     test_domains = sorted(table.held_out[table.test_domains.str.len() == 1].unique())
     trial_seeds = sorted(table.trial_seed.unique())
-    by_group = {}  # (algorithm, trial seed) -> draw -> records
+    records_of_draw = {}  # (algorithm, trial seed, draw) -> records
     columns = (runs.algorithm, runs.trial_seed, runs.hparams_seed, runs.record)
     for algorithm, seed, draw, record in zip(*columns):
-        by_draw = by_group.setdefault((algorithm, seed), {})
-        by_draw.setdefault(draw, []).append(record)
+        records_of_draw.setdefault((algorithm, seed, draw), []).append(record)
+    draws_of = {}  # (algorithm, trial seed) -> its draws
+    for algorithm, seed in itertools.product(algorithms, trial_seeds):
+        of_draws = [records_of_draw.get((algorithm, seed, draw), []) for draw in range(draws)]
+        draws_of[algorithm, seed] = [_draw_of(records, rule) for records in of_draws]
     rows = []
     for algorithm, test_domain, seed in itertools.product(algorithms, test_domains, trial_seeds):
-        by_draw = by_group.get((algorithm, seed), {})
-        rows_of_cell, lacking = _cell(by_draw, test_domain, rule, draws)
+        rows_of_cell, lacking = _cell(draws_of[algorithm, seed], test_domain, rule)
         rows += rows_of_cell
         for reason, missing in lacking.items():
             missing_draws = f"draw {', '.join(map(str, missing))} of {draws}"

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['RECORD_VERSION', 'RECORD_FIELDS', 'CIRCUMSTANCES', 'INDEX_FILE', 'PREDICTIONS_FILE', 'DIGESTS', 'check_record',
-           'sealed_record', 'unsealed_record', 'read_record', 'outcome', 'repeats', 'RunSummary', 'summary_of',
-           'to_json', 'run_lock', 'locked_elsewhere', 'RunStore', 'check_files', 'check_study_name', 'write_study',
-           'verify_studies', 'verify_listed', 'publish_study']
+           'sealed_record', 'with_digest', 'unsealed_record', 'read_record', 'outcome', 'repeats', 'RunSummary',
+           'summary_of', 'to_json', 'run_lock', 'locked_elsewhere', 'RunStore', 'check_files', 'check_study_name',
+           'write_study', 'verify_studies', 'verify_listed', 'publish_study']
 
 # %% ../../nbs/05_training/06_store.ipynb #imports
 import contextlib
@@ -134,9 +134,21 @@ def sealed_record(record: Mapping[str, Any]) -> str:
 
     The digest is computed while zeros stand in its place.
     """
-    text = to_json({**record, "sha256": _DIGEST_ZEROS}, indent=1)
-    before, after = text.rsplit(_DIGEST_ZEROS, 1)
-    return before + hashlib.sha256(text.encode("ascii")).hexdigest() + after
+    return with_digest(to_json({**record, "sha256": _DIGEST_ZEROS}, indent=1))
+
+
+def with_digest(text: str) -> str:
+    """Return the text of a record's file, ASCII, with a new digest in place of the last one.
+
+    >>> text = sealed_record({"run_id": "0123456789ab"})
+    >>> with_digest(text.replace("ab", "cd")) == sealed_record({"run_id": "0123456789cd"})
+    True
+    """
+    start = text.rindex(_DIGEST_ENTRY) + len(_DIGEST_ENTRY)
+    before = text[:start]
+    after = text[start + len(_DIGEST_ZEROS) :]
+    digest = hashlib.sha256(f"{before}{_DIGEST_ZEROS}{after}".encode("ascii")).hexdigest()
+    return before + digest + after
 
 
 def unsealed_record(content: bytes) -> tuple[Any, bool | None]:
@@ -177,7 +189,7 @@ def read_record(path: Path, label: str = "") -> Record:
     return _checked_record(_content_of(path, label), label, Path(path).parent.name)
 
 
-def _content_of(path: Path, label: str) -> bytes:
+def _content_of(path: Path | str, label: str) -> bytes:
     """Read the file of a record. `label` names it in the error if that fails."""
     try:
         return read_bytes(path)
@@ -378,7 +390,7 @@ class _RecordPass:
         """Return a whole record. `HmoeError` if it is damaged."""
         path = self.path(run_id)
         state = file_state(path)
-        content = _content_of(Path(path), path)
+        content = _content_of(path, path)
         if state is None:  # a file that was made just now
             return _checked_record(content, path, run_id)
         if self._entry_of(run_id, content, state) is None:
@@ -394,7 +406,7 @@ class _RecordPass:
         known = self.known.get(run_id)
         if known is not None and state is not None and state.proves(known.state):
             return known
-        content = _content_of(Path(path), path)
+        content = _content_of(path, path)
         state = state or FileState(-1, -1, -1, -1, -1)  # a file that was made just now
         if self._entry_of(run_id, content, state) is None:
             self._checked(run_id, content, state)
@@ -620,7 +632,7 @@ class RunStore(_ManyRecords):
             ) from None
 
 # %% ../../nbs/05_training/06_store.ipynb #def-check-files
-def check_files(folder: Path, label: str, names: Sequence[str] | None = None):
+def check_files(folder: Path | str, label: str, names: Sequence[str] | None = None):
     """Check the sealed files in the folder of a run.
 
     Args:
@@ -632,15 +644,15 @@ def check_files(folder: Path, label: str, names: Sequence[str] | None = None):
         HmoeError: if a file is damaged or names another run.
     """
     if names is None:
-        names = os.listdir(folder) if folder.is_dir() else []
+        names = os.listdir(folder) if os.path.isdir(folder) else []
     for name in sorted(names):
         if not name.endswith(".safetensors"):
             continue
-        path = folder / name
+        path = Path(folder) / name
         if not path.is_file():
             continue  # a special file is refused when it is read
         try:
-            fault = foreign_file(path, folder.name)
+            fault = foreign_file(path, path.parent.name)
         except FileNotFoundError:  # of a run that just ended
             continue
         if fault:
