@@ -45,7 +45,7 @@ from ..core.style import use_style
 from ..data.base import MultiDomainDataset, as_dataset
 from ..data.loader import IMAGE_OPTIONS
 from ..data.registry import DATASETS, find_dataset, load_dataset, register_dataset
-from ..networks.registry import ROW_NETWORK
+from ..networks.registry import row_network
 from ..studies.estimates import default_jobs
 from ..studies.plan import missing_runs
 from ..studies.study_file import MAX_TRIAL_SEEDS
@@ -130,8 +130,9 @@ def _config(algorithm: str, dataset: str, domain: str, seed: int, of_files: bool
     options = dict(options)
     if not options.get("network"):
         data = load_dataset(dataset, 0, options.get("data_dir"))
-        of_rows = bool(getattr(data, "columns", ()))
-        options["network"] = ROW_NETWORK if of_rows else _network(algorithm, of_files)
+        options["network"] = _network(algorithm, of_files)
+        if getattr(data, "columns", ()):
+            options["network"] = row_network(data.input_shape)
     hparams: dict[str, object] = {"batch_size": BATCH_SIZE}
     if of_files:
         hparams["source"] = "cache"
@@ -509,7 +510,8 @@ def compare(
         algorithms: names, `path/file.py:Name`, or subclasses of `Algorithm`, also of a notebook.
         data: the name of a data set, a folder `<domain>/<class>/<image>`, or a dictionary from
             domains to (x, y), (x, y, meta) or to a `torch.utils.data.Dataset`. x has the shape (N,
-            C, H, W) and is uint8 or floats from 0 to 1. y has the shape (N,).
+            C, H, W) and is uint8 or floats from 0 to 1. y has the shape (N,). Rows of numbers have
+            the shape (N, F). Sequences (N, T, F) are a data set of `data.base.as_dataset`.
         seeds: number of trial seeds, or a list of them.
         test_domains: domains that are held out, each in turn. Default: all.
         steps: number of updates.

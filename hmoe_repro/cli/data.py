@@ -141,7 +141,9 @@ def data_verify_command(
     from hmoe_repro.core.files import keep_existing
     from hmoe_repro.core.progress import Progress
     from hmoe_repro.data import image_quality, verify
+    from hmoe_repro.data.base import sample_word
     from hmoe_repro.data.mnist import verify_mnist
+    from hmoe_repro.data.registry import load_dataset
 
     data_dir = configure(data_dir=data_dir)
     if images:
@@ -157,8 +159,9 @@ def data_verify_command(
         return print("\n".join(verify_mnist(data_dir)))
     rows = verify.row_counts(name)
     if rows is not None:
-        say_frame(f"{name}: rows of each class and domain", verify.with_totals(rows))
-        return print(f"{name}: every row can be read")
+        word = sample_word(load_dataset(name))
+        say_frame(f"{name}: {word}s of each class and domain", verify.with_totals(rows))
+        return print(f"{name}: every {word} can be read")
     store = image_quality.MeasureStore() if images else None
     visit = store.visit if store else None
     with Progress(quiet=CONFIG.quiet) as progress:

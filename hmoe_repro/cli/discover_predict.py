@@ -344,7 +344,7 @@ _SkipDamagedOption = Annotated[
 
 def predict_command(
     folder: Annotated[
-        str, argument("An image, a folder or list of images, or a table of numbers.")
+        str, argument("An image, a folder or list of images, or a table or arrays of numbers.")
     ],
     model: Annotated[
         list[str],
@@ -374,7 +374,7 @@ def predict_command(
     the group of its page: prefer it to the expert. The model that `--train` keeps gives no group.
     Probabilities are often too high, and
     `hmoe evaluate` measures by how much. Several runs predict together: their logits are averaged.
-    For a table of numbers the first column is line instead of file.
+    For a table of numbers the first column is line instead of file, and for arrays (.npz) row.
 
     Example:
         hmoe predict --model RUN new_patients.csv
@@ -398,8 +398,7 @@ def predict_command(
     left_out += [] if trained.columns else other_files(folder)
     _print_left_out(left_out, len(left_out))
     counted = f", {plural(len(left_out), 'file')} left out" if left_out else ""
-    item = "row" if trained.columns else "image"
-    print(f"{plural(len(table), item)} in {path_from_here(output)}{counted}")
+    print(f"{plural(len(table), trained.sample_word)} in {path_from_here(output)}{counted}")
     if any(entry.is_picture for entry in left_out) and not skip_unreadable:
         raise typer.Exit(1)
 
