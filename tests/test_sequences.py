@@ -191,6 +191,9 @@ def test_an_exported_model_of_sequences_agrees_for_any_batch(
     assert ("gate" in found) == (algorithm == "HMOE-DL")
     for name in found:
         np.testing.assert_allclose(found[name], expected[name], atol=TOLERANCE)
+    card = (path.parent / "README.md").read_text(encoding="utf-8")
+    assert "image" not in card
+    assert "sequences of numbers" in card
 
 
 def save(path, x=None, **arrays):
@@ -333,6 +336,11 @@ def test_sequences_go_from_a_file_to_predictions_by_commands(tmp_path):
     assert [line.split(",")[0] for line in lines[1:]] == [str(i) for i in range(9)]
     model = load(run_id, store=RunStore(tmp_path / "runs"))
     assert [line.split(",")[1] for line in lines[1:]] == list(model.predict(x[:9])["class"])
+    done = hmoe("evaluate", run_id, "--tables", "tables", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "of the sequences of unseen domains" in " ".join(done.stdout.split())
+    assert "image" not in done.stdout
+    assert (tmp_path / "tables" / "sequences.csv").exists()
     (tmp_path / "new.csv").write_text("position,force\n1,2\n")
     done = hmoe("predict", "--model", run_id, "new.csv", folder=tmp_path)
     assert done.returncode == 1

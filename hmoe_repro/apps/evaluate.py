@@ -23,7 +23,7 @@ from .. import __version__
 from ..analysis import measures
 from ..analysis.results import frame_of, metric_of
 from ..analysis.statistics import contrasts, interval_note
-from ..analysis.tables import row_name
+from ..analysis.tables import row_name, samples_word
 from ..analysis.writers import csv_text, template, text_table
 from .predict import TrainedModel, ensemble_record, member_configs
 from ..core.devices import resolve_device
@@ -102,7 +102,7 @@ def _role_names(roles: Sequence[str] | str | None) -> list[str]:
         return list(HELD_OUT)
     names = [roles] if isinstance(roles, str) else list(roles)
     known = list(ROLES.values())
-    return [check_choice(name, known, "role of an image") for name in names]
+    return [check_choice(name, known, "role") for name in names]
 
 
 def _frame_of_run(
@@ -149,7 +149,7 @@ def _read_predictions(
     evaluable = [record for record in records if _is_evaluable(record)]
     if not evaluable:
         raise HmoeError(
-            f"none of {plural(len(records), 'run')} is complete and classifies images.",
+            f"none of {plural(len(records), 'run')} is complete and classifies.",
             fix="choose other runs (`hmoe runs` lists them).",
         )
     frames = []
@@ -314,11 +314,12 @@ def _shown_role(images: pd.DataFrame) -> str:
     return next(role for role in ROLES.values() if role in present)
 
 
-def _verdict_of(images: pd.DataFrame) -> str:
+def _verdict_of(images: pd.DataFrame, word: str) -> str:
     """State the accuracy, the worst domain and the confidence of each algorithm.
 
     Args:
         images: images of one role of some runs.
+        word: 'images', 'rows' or 'sequences'.
     """
     origin = _ORIGIN.get(images.role.iloc[0], "held out from the training domains")
     lines = []
@@ -328,7 +329,7 @@ def _verdict_of(images: pd.DataFrame) -> str:
         of_domain = of_row.groupby("domain", observed=True).correct.mean()
         line = (
             f"{row_name(row['algorithm'], row['mode'])} classifies {100 * row['accuracy']:.1f} % "
-            f"of the images {origin} correctly ({plural(row['runs'], 'run')})."
+            f"of the {word} {origin} correctly ({plural(row['runs'], 'run')})."
         )
         if len(of_domain) > 1:
             worst = 100 * of_domain.min()
@@ -411,9 +412,9 @@ def _of_each_algorithm(evaluated: "Evaluated", method) -> pd.DataFrame:
 
 
 def _confusion_counts(evaluated: "Evaluated", algorithm: str) -> pd.DataFrame:
-    """Return label, predicted and images: a row for each cell of the confusion matrix."""
+    """Return label, predicted and number of images: a row for each cell of the confusion matrix."""
     counts = evaluated.confusion(algorithm, normalise=False)
-    return cast(pd.Series, counts.stack()).rename("images").reset_index()
+    return cast(pd.Series, counts.stack()).rename(evaluated.samples_word).reset_index()
 
 
 def _differences_or_reason(evaluated: "Evaluated") -> tuple[pd.DataFrame, str]:
@@ -424,11 +425,21 @@ def _differences_or_reason(evaluated: "Evaluated") -> tuple[pd.DataFrame, str]:
         return pd.DataFrame(), error.cause
 
 
-# files of `Evaluated.save_tables`
+# files that `Evaluated.save_tables` may write
 TABLE_FILES = [
     f"{name}.csv"
     for name in (
-        *("images", "runs", "by_role", "by_domain", "by_class", "detection", "confusion"),
+        *(
+            "images",
+            "rows",
+            "sequences",
+            "runs",
+            "by_role",
+            "by_domain",
+            "by_class",
+            "detection",
+            "confusion",
+        ),
         *("reliability", "differences"),
     )
 ]
@@ -438,14 +449,16 @@ def _write_tables(evaluated: "Evaluated", folder: Path) -> list[Path]:
     """Write the frames of an evaluation as CSV files, as `Evaluated.save_tables`."""
     differences, _ = _differences_or_reason(evaluated)
     tables = {
-        "images": evaluated.images,
+        evaluated.samples_word: evaluated.images,
         "runs": evaluated.frame.drop(columns="record"),
         "by_role": evaluated.measured("role"),
         "by_domain": evaluated.measured(("role", "domain")),
         "by_class": evaluated.measured(("role", "label")),
         "detection": evaluated.detected,
         "confusion": _of_each_algorithm(evaluated, lambda a: _confusion_counts(evaluated, a)),
-        "reliability": _of_each_algorithm(evaluated, evaluated.reliability),
+        "reliability": _of_each_algorithm(evaluated, evaluated.reliability).rename(
+            columns={"images": evaluated.samples_word}
+        ),
     }
     if len(differences):
         tables["differences"] = differences
@@ -512,6 +525,12 @@ class Evaluated:
         """Detection of the unseen domain: means over trial seeds with standard errors, `_se`."""
         return _averaged(_detected_by_run(self.images), [], _AREAS)
 
+    @property
+    def samples_word(self) -> str:
+        """'rows' or 'sequences' if all runs are on these, else 'images'."""
+        configs = [summary_of(record).config for record in self.records]
+        return samples_word(pd.DataFrame({"network": [one["network"] for one in configs]}))
+
     def differences(self, baseline: str | None = None) -> pd.DataFrame:
         """Compare accuracy, nll, brier and ece of test images with a baseline, with intervals.
 
@@ -528,7 +547,9 @@ class Evaluated:
                 trial seed and test domain.
         """
         if not (self.images.role == "test").any():
-            cause = "these runs have no test images, on which algorithms are compared."
+            cause = (
+                f"these runs have no test {self.samples_word}, on which algorithms are compared."
+            )
             raise HmoeError(cause, fix="runs with a test domain.")
         return _differences(self.frame, baseline or _baseline_of(self))
 
@@ -582,7 +603,7 @@ class Evaluated:
         names = list(dict.fromkeys(self.images.algorithm))
         algorithm = check_choice(algorithm or names[0], names, "algorithm among these runs")
         role = role or _shown_role(self.images)
-        check_choice(role, list(dict.fromkeys(self.images.role)), "role among these images")
+        check_choice(role, list(dict.fromkeys(self.images.role)), "role among these predictions")
         images = self.images
         return images[(images.algorithm == algorithm) & (images.role == role)]
 
@@ -592,7 +613,8 @@ class Evaluated:
 
         Without test images, they are about the images of the first role that there is.
         """
-        return _verdict_of(self.images[self.images.role == _shown_role(self.images)])
+        shown = self.images[self.images.role == _shown_role(self.images)]
+        return _verdict_of(shown, self.samples_word)
 
     def __repr__(self) -> str:
         return f"{self.verdict}\n\n{text_of_measures(self.measured()).to_string(index=False)}"
@@ -636,9 +658,9 @@ class Evaluated:
     def save_tables(self, folder) -> list[Path]:
         """Write the frames as CSV files.
 
-        They are images, runs, measures by role, domain and class, detection, confusion (counts of
-        test images), reliability (bins of test images) and, if there are several algorithms,
-        differences.
+        They are images (or rows, or sequences), runs, measures by role, domain and class,
+        detection, confusion (counts of test images), reliability (bins of test images) and, if
+        there are several algorithms, differences.
 
         Args:
             folder: the folder, which is made.
@@ -687,6 +709,8 @@ def _reliability_figure(evaluated: Evaluated):
 def _worst_pictures(evaluated: Evaluated, algorithms: list[str]) -> tuple[dict[str, str], str]:
     """Return (algorithm -> its contact sheet, ''), or ({}, why there are none)."""
     sheets = {}
+    if evaluated.samples_word != "images":
+        return {}, ""
     for algorithm in algorithms:
         try:
             sheets[algorithm] = _picture_uri(evaluated.contact_sheet(12, algorithm))
@@ -694,6 +718,17 @@ def _worst_pictures(evaluated: Evaluated, algorithms: list[str]) -> tuple[dict[s
             warnings.warn(f"the page shows no images: {error}", stacklevel=4)
             return {}, getattr(error, "cause", str(error))
     return sheets, ""
+
+
+def _worst_rows(evaluated: Evaluated, algorithms: list[str]) -> dict[str, pd.DataFrame]:
+    """Return algorithm -> its rows of numbers with the largest losses, {} for images."""
+    tables = {}
+    if evaluated.samples_word == "images":
+        return tables
+    for algorithm in algorithms:
+        worst = _worst_images(evaluated._of(algorithm), 12)
+        tables[algorithm] = worst[["id", "label", "predicted", "probability", "loss"]].round(3)
+    return tables
 
 
 def _shown(evaluated: Evaluated, by: tuple[str, ...]) -> pd.DataFrame:
@@ -740,6 +775,8 @@ def _write_page(evaluated: Evaluated, path: Path) -> Path:
         confusions=confusions,
         reliability=reliability,
         worst=worst,
+        worst_rows=_worst_rows(evaluated, algorithms),
+        items=evaluated.samples_word,
         runs=list(dict.fromkeys(evaluated.images.run_id)),
         version=__version__,
     )
@@ -762,7 +799,7 @@ def _roles_of_ensemble(configs: list[dict], roles: list[str]) -> list[str]:
         values = [config.get(name) for config in configs]
         if any(value != values[0] for value in values):
             raise HmoeError(
-                f"the runs of this ensemble differ in {name}, so images that one of them was "
+                f"the runs of this ensemble differ in {name}, so what one of them was "
                 "tested on may have trained another.",
                 fix="members that held out the same domains of the same data.",
             )
@@ -771,8 +808,8 @@ def _roles_of_ensemble(configs: list[dict], roles: list[str]) -> list[str]:
             roles = [role for role in roles if role in ("test", "unused")]
     if not roles:
         raise HmoeError(
-            "the runs of this ensemble have different splits, and none of these images is held out "
-            "from all of them.",
+            "the runs of this ensemble have different splits, and nothing of these roles is held "
+            "out from all of them.",
             fix="members of one trial seed (restarts draw other weights on the same split).",
         )
     return roles

@@ -212,7 +212,7 @@ def check_independent(model: TrainedModel, mode: str) -> dict[str, np.ndarray]:
     again = _exported_outputs(model, pictures, mode)
     if max(_difference(alone, together), _difference(again, together)) > TOLERANCE:
         name = model.record["config"]["algorithm"]
-        cause = f"{name} adapts at test time: its output for an image depends on the other images "
+        cause = f"{name} adapts at test time: its output depends on the others of the batch "
         cause += "or on earlier calls, which a graph would not reproduce."
         raise HmoeError(cause, fix="--format safetensors, which this library reads.")
     return together
@@ -441,7 +441,7 @@ def _counted(accuracy: float | None, size: int | None, domains: int, items: str)
         accuracy: accuracy, 0 to 1, or None.
         size: number of images it was measured on, or None.
         domains: number of test domains. The mean over several domains is no count.
-        items: 'images' or 'rows'.
+        items: 'images', 'rows' or 'sequences'.
 
     Returns:
         The text, or '' if there is no count.
@@ -467,7 +467,9 @@ def model_card(config: dict, name: str) -> str:
     test_domains = config["test_domains"]
     test = test_accuracy(accuracies, test_domains, config["mode"])
     test_size = config["record"].get("test_size")
-    items = "rows" if "columns" in config["input"] else "images"
+    items = "images"
+    if "columns" in config["input"]:
+        items = "rows" if len(config["input"]["shape"]) == 2 else "sequences"
     validation = validation_accuracy(accuracies, test_domains, config["mode"])
     sizes = config["record"].get("sizes", {})
     num_domains = len(set(config["domains"]) - set(test_domains))

@@ -412,7 +412,7 @@ def evaluate_command(
     roles: Annotated[
         list[str] | None,
         option(
-            "test, validation, unused or train; default: held-out images; repeatable.", "--role"
+            "test, validation, unused or train; default: what is held out; repeatable.", "--role"
         ),
     ] = None,
     by: Annotated[
@@ -483,7 +483,7 @@ def embed_command(
         option("Another run or network on the same data: print the CKA.", metavar="RUN|NETWORK"),
     ] = None,
     count: Annotated[
-        int, option("Images of each domain, drawn by a fixed seed.", "--images", min=2)
+        int, option("Images (or rows) of each domain, drawn by a fixed seed.", "--images", min=2)
     ] = 300,
     by: Annotated[
         list[str] | None,
@@ -496,7 +496,7 @@ def embed_command(
         str | None, option("Of the map of --picture: tsne (default), or umap.", "--method")
     ] = None,
     dataset: Annotated[
-        str | None, option("Of a network: a data set, a folder or a list of images.")
+        str | None, option("Of a network: a data set, a folder, a list of images or a table.")
     ] = None,
     weights: Annotated[
         str | None,
@@ -512,7 +512,7 @@ def embed_command(
     device: options.DeviceOption = "auto",
     data_dir: options.DataDirOption = None,
 ):
-    """Compute what a network makes of each image before it classifies it.
+    """Compute what a network makes of each image (or row of numbers) before it classifies it.
 
     The network is that of a run, or one by name before any training. Without an option, it prints
     how many features there are.
@@ -531,13 +531,14 @@ def embed_command(
     of_network = {"dataset": dataset, "weights": weights, "resolution": resolution}
     found = embed_source(run, count, data_dir=folder, device=device, **of_network)
     images, width = found.features.shape
-    say(f"{plural(images, 'image')} of {found.run_id}: {plural(width, 'feature')} each")
+    say(f"{plural(images, found.sample_word)} of {found.run_id}: {plural(width, 'feature')} each")
     if compare:
         other = embed_source(compare, count, data_dir=folder, device=device, **of_network)
         table = compare_features(found, other).round(2)
-        options.print_frame(f"Linear CKA of {found.run_id} and {other.run_id}", table)
+        shown = table.rename(columns={"images": f"{found.sample_word}s"})
+        options.print_frame(f"Linear CKA of {found.run_id} and {other.run_id}", shown)
         widths = [found.features.shape[1], other.features.shape[1]]
-        say(*[f"note: {note}" for note in cka_notes(table, widths)])
+        say(*[f"note: {note}" for note in cka_notes(table, widths, found.sample_word)])
     if output:
         found.save(output)
         print_written(output)

@@ -73,23 +73,24 @@ def check_domains(data: Domains, amounts: list[int], labels: list[torch.Tensor])
         HmoeError: if a check fails.
     """
     if not len(data.domain_names) == len(amounts) == len(labels):
-        cause = f"{data.name}: domain names, images and labels differ in number."
-        raise HmoeError(cause, fix="give each domain a name, its images and its labels.")
+        cause = f"{data.name}: domain names, samples and labels differ in number."
+        raise HmoeError(cause, fix="give each domain a name, its samples and its labels.")
     if len(set(data.domain_names)) < len(data.domain_names):
         names = ", ".join(data.domain_names)
         cause = f"{data.name}: two domains have the same name ({names})."
         raise HmoeError(cause, fix="give each domain another name.")
+    word = "row" if getattr(data, "columns", ()) else "image"
     for domain, amount, y in zip(data.domain_names, amounts, labels):
         where = f"{data.name}: domain {domain!r}"
         if amount == 0:
-            raise HmoeError(f"{where} has no images.", fix="leave this domain out.")
+            raise HmoeError(f"{where} has no {word}s.", fix="leave this domain out.")
         if amount != len(y):
-            cause = f"{where} has {amount} images and {len(y)} labels."
-            raise HmoeError(cause, fix="give one label for each image.")
+            cause = f"{where} has {amount} {word}s and {len(y)} labels."
+            raise HmoeError(cause, fix=f"give one label for each {word}.")
         if y.dtype != torch.int64 or y.dim() != 1:
             raise HmoeError(
                 f"{where} has labels of type {y.dtype} and shape {tuple(y.shape)}.",
-                fix="give torch.int64 labels, one for each image.",
+                fix=f"give torch.int64 labels, one for each {word}.",
             )
         if y.min() < 0 or y.max() >= data.num_classes:
             cause = f"{where} has labels outside 0..{data.num_classes - 1}."
@@ -342,7 +343,7 @@ class MultiDomainDataset(Domains):
         if options:
             names = ", ".join(options)
             raise HmoeError(
-                f"{self.name} has no option {names}: its images are tensors.",
+                f"{self.name} has no option {names}: its data are tensors.",
                 fix=f"leave it out. Only image folders have {names}.",
             )
         if resolution in (None, self.resolution):
@@ -384,8 +385,8 @@ def _check_factors(data: MultiDomainDataset):
     for factor, values in data.factors.items():
         if [len(v) for v in values] != [len(y) for y in data.labels]:
             raise HmoeError(
-                f"{data.name}: factor {factor!r} does not have one value for each image.",
-                fix=f"give a value of {factor} for each image of each domain.",
+                f"{data.name}: factor {factor!r} does not have one value for each sample.",
+                fix=f"give a value of {factor} for each sample of each domain.",
             )
 
 
@@ -478,8 +479,11 @@ def _averaged(data: MultiDomainDataset, resolution: int) -> MultiDomainDataset:
     For byte images the means are rounded.
 
     Raises:
-        HmoeError: if `resolution` does not divide the image size.
+        HmoeError: if `resolution` does not divide the image size, and for rows of numbers.
     """
+    if data.columns:
+        cause = f"{data.name} has {sample_word(data)}s of numbers, which have no resolution."
+        raise HmoeError(cause, fix="leave resolution out.")
     side = data.resolution
     possible = [side]
     if data.input_shape[1] == side:
@@ -647,7 +651,7 @@ def _part(domain: str, source) -> _Part:
     try:
         x, y = (torch.as_tensor(part).detach().cpu() for part in source)
     except (TypeError, ValueError, RuntimeError):
-        cause = f"domain {domain!r} is {type(source).__name__}, not a pair of images and labels."
+        cause = f"domain {domain!r} is {type(source).__name__}, not a pair (x, y)."
         raise HmoeError(cause, fix=fix) from None
     if y.dtype != torch.bool and not y.is_floating_point() and not y.is_complex():
         y = y.long()
@@ -700,7 +704,7 @@ def _check_same(classes: dict[str, list], kind: str):
             raise HmoeError(
                 f"domains {first!r} and {domain!r} do not have the same {kind}: {len(expected)} "
                 f"({expected[:9]}) and {len(others)} ({others[:9]}).",
-                fix="the same classes in each domain. Leave out the images of other classes.",
+                fix="the same classes in each domain. Leave out other classes.",
             )
 
 

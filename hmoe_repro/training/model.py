@@ -61,7 +61,7 @@ def build_dataset(config: RunConfig, data_dir=None) -> DomainDataset:
     if data.fingerprint != config.dataset_fingerprint:
         raise HmoeError(
             f"{config.dataset} has fingerprint {data.fingerprint} here, run {config.run_id} was "
-            f"made on {config.dataset_fingerprint}: images or labels differ.",
+            f"made on {config.dataset_fingerprint}: data or labels differ.",
             fix="use the original data, undo corrections of labels since, or plan the run anew.",
         )
     return data

@@ -21,7 +21,7 @@ from ..algorithms.from_file import algorithm_name, source_hash
 from ..algorithms.hparams import draw_hparams, merge_hparams, named_hparams, with_network
 from ..core.errors import HmoeError, Place, blame_setting, check_choice, listed, public
 from ..core.seeds import random_state, restore_random_state
-from ..data.base import DomainDataset
+from ..data.base import DomainDataset, sample_word
 from ..data.loader import IMAGE_OPTIONS, common_classes
 from ..data.registry import DATASETS, find_dataset, keep_data, load_dataset
 from ..method.toy import sine_intervals
@@ -265,10 +265,11 @@ def _registered_names(run: RunOptions) -> RunOptions:
 
 
 def _note_unknown(run: RunOptions, data: DomainDataset):
-    """Warn of test images whose class no training domain has, which are left out of the score."""
+    """Warn of test samples whose class no training domain has, which are left out of the score."""
     for domain, counts in protocols.unknown_classes(data, run.test_domains).items():
         named = listed([f"{name} ({count})" for name, count in counts.items()], 5)
-        note = f"left out of the score of {domain}: images of classes that no training domain has"
+        what = f"{sample_word(data)}s of classes that no training domain has"
+        note = f"left out of the score of {domain}: {what}"
         warnings.warn(f"{note}, {named}", stacklevel=4)
 
 

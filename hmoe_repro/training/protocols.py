@@ -23,7 +23,7 @@ from ..core.devices import on_device
 from ..core.errors import HmoeError, check_choice, plural
 from ..core.metadata import Metadata, Minibatch
 from ..core.seeds import seed_hash
-from ..data.base import DomainDataset, Domains
+from ..data.base import DomainDataset, Domains, sample_word
 from .run_config import GREEDY, RunOptions
 from .splits import SplitLists, find_splits
 
@@ -64,11 +64,9 @@ def make_splits(dataset: DomainDataset, trial_seed: int) -> dict[str, dict[str, 
     splits = {}
     for i, (domain, labels) in enumerate(zip(dataset.domain_names, dataset.labels)):
         if len(labels) < 5:
-            raise HmoeError(
-                f"{dataset.name}: domain {domain!r} has {plural(len(labels), 'image')}, "
-                "too few to hold out a fifth.",
-                fix="give it at least 5.",
-            )
+            count = plural(len(labels), sample_word(dataset))
+            cause = f"{dataset.name}: domain {domain!r} has {count}, too few to hold out a fifth."
+            raise HmoeError(cause, fix="give it at least 5.")
         inside, outside = split_indices(len(labels), trial_seed, i)
         splits[domain] = {"in": torch.from_numpy(inside), "out": torch.from_numpy(outside)}
     return splits
@@ -410,9 +408,9 @@ def unknown_classes(data: DomainDataset, test_domains: Sequence[str]) -> dict[st
         labels = data.labels[data.domain_index(domain)].tolist()
         unknown = Counter(data.class_names[y] for y in labels if y not in known)
         if unknown.total() == len(labels):
+            cause = f"{data.name}: no {sample_word(data)} of the test domain {domain!r} has a class"
             raise HmoeError(
-                f"{data.name}: no image of the test domain {domain!r} has a class of a training "
-                "domain, so nothing can be scored.",
+                f"{cause} of a training domain, so nothing can be scored.",
                 fix="another test domain.",
             )
         if unknown:
@@ -696,10 +694,11 @@ def dmg_splits(
             continue
         parts = _source_parts(lists_of_domain, size, trial_seed, position)
         if len(parts["val"]) == 0:
+            word = sample_word(data)
             raise HmoeError(
-                f"{data.name}: domain {domain!r} has {plural(size, 'image')}, "
-                "too few for a tenth of the images outside the test part.",
-                fix=f"more images, or a list {domain}_val.txt.",
+                f"{data.name}: domain {domain!r} has {plural(size, word)}, "
+                f"too few for a tenth of the {word}s outside the test part.",
+                fix=f"more {word}s, or a list {domain}_val.txt.",
             )
         splits[domain] = {names[part]: indices for part, indices in parts.items()}
     return splits
