@@ -302,16 +302,22 @@ def _differences(frame: pd.DataFrame, baseline) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 # %% ../../nbs/09_apps/08_evaluate.ipynb #def-parts
-_ORIGIN = {"test": "of unseen domains", "train": "trained on"}  # of the images of a role
+_ORIGIN = {  # of the images of a role
+    "test": "of unseen domains",
+    "test in domain": "of the test part of its domains",
+    "train": "trained on",
+}
 
 
 def _shown_role(images: pd.DataFrame) -> str:
     """Return 'test' if there are test images, or else the first role of the images.
 
-    The final model, which is trained on all domains, has validation images only.
+    The final model, which is trained on all domains, has no other test images than those of its
+    own domains, if a given split names some.
     """
     present = set(images.role)
-    return next(role for role in ROLES.values() if role in present)
+    order = dict.fromkeys(["test", "test in domain", *ROLES.values()])
+    return next(role for role in order if role in present)
 
 
 def _verdict_of(images: pd.DataFrame, word: str) -> str:
@@ -682,7 +688,8 @@ def _picture_uri(figure) -> str:
 def _confusion_figure(evaluated: Evaluated, algorithm: str):
     """Draw the confusion matrices of an algorithm on validation and test images."""
     images = evaluated.images
-    roles = [role for role in ("validation", "test") if (images.role == role).any()]
+    shown = dict.fromkeys(("validation", "test", _shown_role(images)))
+    roles = [role for role in shown if (images.role == role).any()]
     roles = roles or [_shown_role(images)]
     figure, axes = plt.subplots(1, len(roles), figsize=(3.9 * len(roles), 4), squeeze=False)
     for axis, role in zip(axes[0], roles):

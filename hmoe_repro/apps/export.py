@@ -472,6 +472,11 @@ def model_card(config: dict, name: str) -> str:
         items = "rows" if len(config["input"]["shape"]) == 2 else "sequences"
     validation = validation_accuracy(accuracies, test_domains, config["mode"])
     sizes = config["record"].get("sizes", {})
+    own_tests = []  # accuracies of a final model on the test parts of its domains
+    for splits in accuracies.values():
+        if "test" in splits and not test_domains:
+            own_tests.append(splits["test"][config["mode"]])
+    in_domain = sum(own_tests) / len(own_tests) if own_tests else None
     num_domains = len(set(config["domains"]) - set(test_domains))
     return template("model_card.md").render(
         config=config,
@@ -484,6 +489,10 @@ def model_card(config: dict, name: str) -> str:
         items=items,
         validation=validation,
         counted_validation=_counted(validation, sizes.get("validation"), num_domains, items),
+        in_domain=in_domain,
+        counted_in_domain=_counted(
+            in_domain, config["record"].get("in_domain_size"), len(own_tests), items
+        ),
     )
 
 # %% ../../nbs/09_apps/06_export.ipynb #def-export

@@ -465,8 +465,10 @@ def given_splits(
     """Divide a data set for DomainBed's protocol by a given split.
 
     In a training domain, 'in' has the images for training and 'out' those for validation. Its test
-    images are used for nothing. In a test domain, 'in' has the test images, or all images if none
-    is marked so. Without validation images, 'out' is a fifth that the trial seed draws from 'in'.
+    images are used for nothing, unless there is no test domain (the final model): then they are
+    the part 'test', which is only scored. In a test domain, 'in' has the test images, or all images
+    if none is marked so. Without validation images, 'out' is a fifth that the trial seed draws from
+    'in'.
 
     Args:
         data: the data set.
@@ -475,7 +477,8 @@ def given_splits(
         lists: the given split.
 
     Returns:
-        domain -> {'in', 'out'} -> indices.
+        domain -> {'in', 'out'} -> indices, and 'test' for domains of a final model that have test
+        images.
 
     Raises:
         HmoeError: for a domain with fewer than five images to draw from.
@@ -495,6 +498,8 @@ def given_splits(
             outside = inside[torch.from_numpy(drawn_out)]
             inside = inside[torch.from_numpy(drawn_in)]
         splits[domain] = {"in": inside, "out": outside}
+        if not test_domains and "test" in parts:
+            splits[domain]["test"] = parts["test"]
     return splits
 
 # %% ../../nbs/05_training/03_protocols.ipynb #def-domainbed
@@ -563,8 +568,9 @@ class DomainBedProtocol:
     def parts(self, splits: dict, improved: bool, last: bool) -> list[tuple[str, str]]:
         """List what to evaluate at a checkpoint, apart from the validation parts.
 
-        The policy 'selection' adds part 'in' of the test domains, if the validation accuracy
-        improved or training ends. The policy 'all' adds all other parts of the splits.
+        The policy 'selection' adds part 'in' of the test domains, and parts 'test' of a final
+        model, if the validation accuracy improved or training ends. The policy 'all' adds all
+        other parts of the splits.
 
         Args:
             splits: domain -> part -> indices.
@@ -576,11 +582,12 @@ class DomainBedProtocol:
         """
         test_domains = self.run.test_domains
         policy, _ = parse_evaluate_option(self.run.evaluate)
+        own_tests = [(domain, "test") for domain, parts in splits.items() if "test" in parts]
         if policy == "selection":
             if not (improved or last):
                 return []
-            return [(domain, "in") for domain in test_domains]
-        pairs = []
+            return [(domain, "in") for domain in test_domains] + own_tests
+        pairs = own_tests
         for domain in splits:
             pairs.append((domain, "in"))
             if domain in test_domains:
