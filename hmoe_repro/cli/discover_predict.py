@@ -456,14 +456,6 @@ def evaluate_command(
     print_written(evaluated.save(output))
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-embed
-def _refuse_map_options(picture: str | None, given: dict):
-    """Raise `HmoeError` for options of the map (flag -> value) without `--picture`."""
-    flags = [flag for flag, value in given.items() if value]
-    if flags and not picture:
-        cause = f"{' and '.join(flags)} is about the map, and no map is written."
-        raise HmoeError(cause, fix="add --picture FILE.png.")
-
-
 def embed_command(
     run: Annotated[
         str,
@@ -524,8 +516,10 @@ def embed_command(
     import matplotlib.pyplot as plt
 
     from hmoe_repro.apps.embed import cka_notes, compare_features, embed_source, plot_map
+    from hmoe_repro.networks.registry import NETWORKS
 
-    _refuse_map_options(picture, {"--by": by, "--method": map_method})
+    if run not in NETWORKS and compare not in NETWORKS:
+        options.refuse_given("dataset weights resolution", "a run has its own data and weights")
     keep_existing(*filter(None, (output, picture)), overwrite=overwrite)
     folder = options.configure(data_dir)
     of_network = {"dataset": dataset, "weights": weights, "resolution": resolution}
