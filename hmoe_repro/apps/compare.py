@@ -361,7 +361,7 @@ class Comparison:
 
     @property
     def kept(self) -> str:
-        """How many runs there are and where they are kept, a line, or '' without a store."""
+        """Line with the number of runs and the folder that keeps them, '' without a store."""
         if self.folder is None:
             return ""
         count = plural(self.frame.run_id.nunique(), "run")

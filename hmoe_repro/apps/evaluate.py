@@ -748,7 +748,7 @@ def _shown(evaluated: Evaluated, by: tuple[str, ...]) -> pd.DataFrame:
     rows = pd.DataFrame(ranks).sort_values(list(ranks), kind="stable").index
     return text_of_measures(table.loc[rows])
 
-
+# %% ../../nbs/09_apps/08_evaluate.ipynb #def-write-page
 _SHOWN_DIFFERENCES = ["algorithm", "mode", "measure", "unit", "difference", "low", "high"]
 _SHOWN_DIFFERENCES += ["freedom", "p", "p_holm", "corrected_for", "seeds"]
 

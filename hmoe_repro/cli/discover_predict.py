@@ -16,7 +16,7 @@ import typer
 from . import options
 from .options import argument, option, path_from_here, print_written, say, say_frame
 from ..core.config import CONFIG
-from ..core.errors import HmoeError, listed, plural, printable
+from ..core.errors import listed, plural, printable
 from ..core.files import keep_existing, runs_dir
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-write-findings
