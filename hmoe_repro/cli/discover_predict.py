@@ -513,7 +513,7 @@ def embed_command(
     device: options.DeviceOption = "auto",
     data_dir: options.DataDirOption = None,
 ):
-    """Compute what a network makes of each image (or row of numbers) before it classifies it.
+    """Compute what a network makes of each image or row before it classifies it.
 
     The network is that of a run, or one by name before any training. Without an option, it prints
     how many features there are.
