@@ -157,7 +157,7 @@ def test_cka_is_the_normalised_covariance_of_centred_kernels():
     rotation, _ = np.linalg.qr(random.randn(3, 3))
     assert linear_cka(x, 7 * x @ rotation + 2) == pytest.approx(1, rel=1e-12)
     assert np.isnan(linear_cka(x, np.ones((20, 2))))
-    with pytest.raises(HmoeError, match="20 and of 19 images"):
+    with pytest.raises(HmoeError, match="20 and of 19 samples"):
         linear_cka(x, y[:19])
 
 

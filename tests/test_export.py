@@ -13,6 +13,7 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from PIL import Image
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import hmoe_repro
@@ -24,9 +25,12 @@ from hmoe_repro.apps.predict import load
 from hmoe_repro.cli.app import app
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import sha256
+from hmoe_repro.data.base import as_dataset
 from hmoe_repro.data.image_folder import sample_tree
+from hmoe_repro.data.registry import register_dataset
 from hmoe_repro.data.transforms import read_image, square
 from hmoe_repro.method.sparse_moe import SparseMoE
+from hmoe_repro.networks.registry import make_featurizer
 from hmoe_repro.networks.sparse_vit import expert_layers
 from hmoe_repro.training.model import load_model
 from hmoe_repro.training.planning import make_config
@@ -532,3 +536,35 @@ def test_load_is_a_name_of_the_package_that_costs_nothing():
     assert hmoe_repro.load is load
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = hmoe_repro.nothing
+
+
+@pytest.mark.parametrize("algorithm", ["ERM", "HMOE-ND", "SMA", "MIRO", "SWAD"])
+def test_the_stored_settings_are_those_of_the_run(algorithm, tmp_path):
+    torch.manual_seed(0)
+    x, y = torch.rand(3, 10, 3, 32, 32), torch.arange(10) % 2
+    data = as_dataset({name: (images, y) for name, images in zip("abc", x)})
+    register_dataset("noise", domain_names=tuple("abc"), summary="")(lambda seed, folder: data)
+    pretrained = make_featurizer("resnet18", (3, 32, 32), weights="random")
+    file = tmp_path / "pretrained.safetensors"
+    save_file({name: v.contiguous() for name, v in pretrained.state_dict().items()}, file)
+    store = RunStore(tmp_path / "runs")
+    config = make_config(
+        algorithm,
+        "noise",
+        ["a"],
+        network="resnet18",
+        hparams={"weights": str(file), "batch_size": 2},
+        steps=1,
+    )
+    assert config.weights not in (None, "random")
+    run(config, store)
+    file.unlink()
+    model = load(config.run_id, store=store)
+    stored = {"network": config.network, "weights": config.weights, **config.hparams}
+    for place in (model, load(export_model(model, tmp_path / "out")[0].parent)):
+        assert {name: place.algorithm.hparams[name] for name in stored} == stored
+    manifest = json.loads((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))
+    assert {name: manifest["hyper_parameters"][name] for name in stored} == stored
+    assert manifest["record"]["config"]["weights"] == config.weights
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert f"started from {config.weights}" in card.replace("\\", "")

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import torch
 from commands import hmoe
+from PIL import Image
 
 import hmoe_repro as hm
 from hmoe_repro.analysis.results import checkpoints, frame_of
@@ -282,13 +283,26 @@ def test_the_best_algorithm_is_that_on_unseen_domains_with_its_best_settings():
         final_config(frame[frame.status == "failed"])
 
 
-def test_fit_best_trains_the_run_that_make_config_names(tmp_path):
+def test_fit_best_trains_the_run_that_make_config_names(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path.parent)
     store = RunStore(tmp_path)
     compared = compare(
         ["ERM", "SAM"], "DigitDomainsTiny", 1, ["photo", "sketch"], steps=10, jobs=1, store=store
     )
     rows = complete_rows(compared.frame).groupby("algorithm").accuracy.mean()
+    assert compared.folder == tmp_path
+    assert repr(compared).splitlines()[-1] == f"4 runs in {tmp_path.name}"
+    assert f"4 runs in {tmp_path.name}" in compared._repr_html_()
+    page = compared.save(tmp_path / "page.html").read_text(encoding="utf-8")
+    assert str(tmp_path) not in page
+    assert "4 runs in" not in page
+    capsys.readouterr()
     run_id = compared.fit_best(device="cpu")
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said == f"final model: {rows.idxmax()}, run {run_id} in {tmp_path.name}/{run_id}"
+    assert (compared.folder / run_id / "record.json").exists()
+    monkeypatch.chdir(compared.folder / run_id)
+    assert repr(compared).splitlines()[-1] == f"4 runs in {tmp_path}"
     record = store.read(run_id)
     assert record["config"]["algorithm"] == rows.idxmax()
     again = make_config(
@@ -317,6 +331,25 @@ def test_train_says_that_there_is_no_test_accuracy(tmp_path):
     assert config_of_run().dataset in listed.stdout
     assert "none" in listed.stdout
     assert hmoe(*given, "none", "--n-hparams", "2", folder=tmp_path).returncode != 0
+
+
+def test_predict_counts_the_predictions_that_are_unsure(tmp_path):
+    given = ["train", "--algorithm", "ERM", "--dataset", "DigitDomainsTiny", "--network"]
+    given += ["small_cnn", "--steps", "3", "--device", "cpu", "--test-domain", "none"]
+    run_id = hmoe(*given, folder=tmp_path).stdout.split(", run ")[1].split()[0]
+    new = tmp_path / "new"
+    new.mkdir()
+    for i, pixels in enumerate(np.random.default_rng(0).integers(0, 256, (5, 16, 16, 3))):
+        Image.fromarray(pixels.astype(np.uint8)).save(new / f"{i}.png")
+    done = hmoe("predict", "new", "--model", run_id, "--device", "cpu", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    table = pd.read_csv(tmp_path / "predictions.csv")
+    unsure = int((table.probability < 0.5).sum())
+    assert unsure == 5, "ten classes after three updates"
+    assert "5 of 5 have a probability below 50%" in done.stdout
+    assert done.stdout.splitlines()[-1] == "5 images in predictions.csv"
+    quiet = hmoe("--quiet", "predict", "new", "--model", run_id, "--overwrite", folder=tmp_path)
+    assert quiet.stdout.splitlines() == ["5 images in predictions.csv"]
 
 
 def test_none_stands_alone():

@@ -3,13 +3,18 @@ by line."""
 
 import csv
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from commands import hmoe
 from PIL import Image
 
+from hmoe_repro.apps.evaluate import evaluate as evaluate_runs
+from hmoe_repro.apps.export import export_model
+from hmoe_repro.apps.predict import load
 from hmoe_repro.core.config import CONFIG
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.tables import read_table
@@ -17,6 +22,7 @@ from hmoe_repro.data import registry
 from hmoe_repro.data.image_folder import own_inventory, scan_tree
 from hmoe_repro.data.loader import ImageDataset
 from hmoe_repro.data.registry import DATASETS, find_dataset, load_dataset, recorded_dataset
+from hmoe_repro.training.model import build_dataset
 from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import run
 from hmoe_repro.training.splits import (
@@ -25,7 +31,8 @@ from hmoe_repro.training.splits import (
     read_split_lists,
     register_splits,
 )
-from hmoe_repro.training.store import RunStore, outcome
+from hmoe_repro.training.store import RunStore, check_record, outcome
+from hmoe_repro.training.trainer import Trainer
 
 DOMAINS, CLASSES = ("day", "dusk", "night"), ("cat", "dog")
 
@@ -156,20 +163,94 @@ def test_a_domain_without_training_images_is_refused(folder):
         read_split_lists(path, data)
 
 
-def test_a_folder_of_parts_gives_its_split(folder, tmp_path):
+@pytest.fixture
+def parted(folder, tmp_path):
+    """The folder as a tree {train,val,test}/<domain>/<class>, with two test images a domain."""
     root = tmp_path / "parted"
     for path in folder.rglob("*.png"):
         part = {"3": "val", "4": "test"}.get(path.stem, "train")
         copy = root / part / path.relative_to(folder)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, copy)
-    data = load_dataset(find_dataset(str(root)))
-    read = cached_split_lists(register_splits(root), data)
+    return root
+
+
+def test_a_folder_of_parts_gives_its_split(parted):
+    data = load_dataset(find_dataset(str(parted)))
+    read = cached_split_lists(register_splits(parted), data)
     assert read.unlisted == 0
     for domain, files in zip(data.domain_names, data.tree.files):
         for part, positions in read.parts[domain].items():
             named = [i for i, file in enumerate(files) if file.startswith(f"{part}/")]
             assert positions.tolist() == named
+
+
+OF_TREE = dict(network="image_cnn", resolution=16, hparams={"batch_size": 2, "source": "files"})
+
+
+@pytest.mark.parametrize("evaluate", ["selection", "all"])
+def test_the_final_model_is_scored_on_the_test_part_of_a_tree(parted, tmp_path, evaluate):
+    name = find_dataset(str(parted))
+    given = OF_TREE | dict(splits=parted, steps=6, checkpoint_frequency=2, evaluate=evaluate)
+    config = make_config("ERM", name, ["none"], **given)
+    trainer = Trainer(config, build_dataset(config), "cpu")
+    for domain, files in zip(trainer.data.domain_names, trainer.data.tree.files):
+        parts = trainer.splits[domain]
+        tested = {files[i] for i in parts["test"].tolist()}
+        assert len(tested) == 2
+        assert all(file.startswith("test/") for file in tested)
+        used = torch.cat([parts["in"], parts["out"]]).tolist()
+        assert not tested & {files[i] for i in used}
+    store = RunStore(tmp_path / "runs")
+    record = run(config, store)
+    assert record["status"] == "complete", record["reason"]
+    assert check_record(record, "it") == record
+    assert record["in_domain_size"] == 6
+    assert "test_accuracy" not in record["selected"]["default"]
+    model = load(config.run_id, store=store)
+    by_hand = []
+    for domain in trainer.data.domain_names:
+        found = model.predict(str(parted / "test" / domain))
+        by_hand.append(
+            np.mean([Path(f).parent.name == c for f, c in zip(found.file, found["class"])])
+        )
+    scored = record["in_domain"]["default"]
+    assert list(scored["domains"].values()) == pytest.approx(by_hand)
+    assert scored["accuracy"] == pytest.approx(np.mean(by_hand))
+    evaluated = evaluate_runs(config.run_id, store=store, device="cpu")
+    of_tests = evaluated.images[evaluated.images.role == "test in domain"]
+    assert len(of_tests) == 6
+    assert of_tests.groupby("domain", observed=True).correct.mean().mean() == pytest.approx(
+        scored["accuracy"]
+    )
+    assert f"{100 * scored['accuracy']:.1f} % of the images of the test part" in evaluated.verdict
+    assert evaluated.confusion(normalise=False).to_numpy().sum() == 6
+    page = evaluated.save(tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "test in domain" in page
+    path, _ = export_model(model, tmp_path / "out")
+    card = (path.parent / "README.md").read_text(encoding="utf-8")
+    (line,) = [line for line in card.splitlines() if "accuracy on test images" in line]
+    assert f"{100 * scored['accuracy']:.1f} %" in line
+    assert "6 images" in line
+    assert "model-index" not in card
+
+
+def test_a_run_with_a_test_domain_does_not_touch_other_test_images(parted):
+    config = make_config("ERM", find_dataset(str(parted)), ["day"], splits=parted, **OF_TREE)
+    trainer = Trainer(config, build_dataset(config), "cpu")
+    assert {tuple(parts) for parts in trainer.splits.values()} == {("in", "out")}
+
+
+def test_train_prints_the_accuracy_on_the_test_part(parted):
+    given = ["train", "--algorithm", "ERM", "--dataset", "parted", "--splits", "parted"]
+    given += ["--network", "image_cnn", "--resolution", "16", "--steps", "2", "--device", "cpu"]
+    done = hmoe(*given, "--test-domain", "none", folder=parted.parent)
+    assert done.returncode == 0, done.stderr
+    assert "in-domain accuracy" in done.stdout
+    assert "6 images of the test part" in " ".join(done.stdout.split())
+    done = hmoe(*given, "--test-domain", "day", folder=parted.parent)
+    assert done.returncode == 0, done.stderr
+    assert "in-domain" not in done.stdout
 
 
 FAULTS = {

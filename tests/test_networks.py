@@ -538,7 +538,7 @@ FROM_WEIGHTS = {*LARGE, "gmoe_ti16", "gmoe_s16", "gmoe_b16"}  # tested in test_b
 
 @pytest.mark.parametrize("name", [n for n in NETWORKS if "<" not in n and n not in FROM_WEIGHTS])
 def test_every_network_makes_as_many_features_as_it_says(name):
-    shape = (3, 1, 1) if name == "mlp" else (3, 32, 32)
+    shape = {"mlp": (3, 1, 1), "conv1d": (3, 7, 1)}.get(name, (3, 32, 32))
     network = make_featurizer(name, shape)
     features = network(torch.rand(4, *shape))
     assert features.shape == (4, network.num_features)

@@ -142,15 +142,19 @@ def regrouped(images, order):
     return ImageDataset(other, 32, {"data_augmentation": False}, workers=0)
 
 
-def test_rows_of_regrouped_images_are_copied(images):
+def test_rows_of_regrouped_images_are_copied(images, capfd):
     first, second = (regrouped(images, order) for order in (range(12), [*range(11, -1, -1)]))
     part, again = Part(), Part()
     rows = PrecomputedDataset(first, [part])
     before = torch.cat([rows.inputs(i, torch.arange(n)) for i, n in ((0, 7), (1, 5))])
     assert part.calls == 4
+    assert "precomputing dealt 0: 1 version of 12 images" in capfd.readouterr().err
     rows = PrecomputedDataset(second, [again])
     after = torch.cat([rows.inputs(i, torch.arange(n)) for i, n in ((0, 7), (1, 5))])
     assert again.calls == 0
+    said = capfd.readouterr().err
+    assert "copying the precomputed features of dealt 11: 1 version of 12 images" in said
+    assert "precomputing" not in said
     assert torch.equal(after, before.flip(0))
     assert len(list(cache_root(first.tree).glob("*pooled*.json"))) == 1, "one ledger for both"
 

@@ -138,13 +138,19 @@ def test_accuracy_against_counting():
 
 def test_policies():
     run = SimpleNamespace(test_domains=["b"], evaluate="selection")
-    assert DomainBedProtocol(run).parts(["a", "b"], False, True) == [("b", "in")]
+    splits = {"a": {"in": [], "out": []}, "b": {"in": [], "out": []}}
+    assert DomainBedProtocol(run).parts(splits, False, True) == [("b", "in")]
     run.evaluate = "all"
-    assert DomainBedProtocol(run).parts(["a", "b"], False, False) == [
+    assert DomainBedProtocol(run).parts(splits, False, False) == [
         ("a", "in"),
         ("b", "in"),
         ("b", "out"),
     ]
+
+    final = SimpleNamespace(test_domains=[], evaluate="selection")
+    splits["a"]["test"] = []
+    assert DomainBedProtocol(final).parts(splits, True, False) == [("a", "test")]
+    assert DomainBedProtocol(final).parts(splits, False, False) == []
 
 
 def test_bad_requests():

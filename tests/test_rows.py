@@ -2,6 +2,7 @@
 algorithm that needs no image."""
 
 import json
+import re
 
 import numpy as np
 import pandas as pd
@@ -15,6 +16,7 @@ from hmoe_repro.analysis.tables import samples_word, small_test_notes
 from hmoe_repro.apps.compare import compare
 from hmoe_repro.apps.export import FORMATS, TOLERANCE, export_model, run_graph
 from hmoe_repro.apps.predict import load
+from hmoe_repro.apps.study_page import protocol_table
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.feature_tables import AGREEMENT, read_features, read_rows, spurious_columns
 from hmoe_repro.data.base import as_dataset
@@ -30,6 +32,7 @@ from hmoe_repro.networks.registry import ROW_NETWORK, make_encoder, make_featuri
 from hmoe_repro.networks.small import RowNet, Standardise, standardise_columns
 from hmoe_repro.training.model import load_model
 from hmoe_repro.training.planning import make_config
+from hmoe_repro.training.protocols import make_splits
 from hmoe_repro.training.run import run
 from hmoe_repro.training.store import RunStore
 from hmoe_repro.training.trainer import Trainer
@@ -473,6 +476,78 @@ def test_a_table_is_verified_row_by_row(patients):
     assert done.returncode == 1
     assert "line 5" in done.stderr
     assert "1 more line" in done.stderr
+
+
+def without_markup(page: str) -> str:
+    """The text of a page, without tags and embedded pictures."""
+    body = page.partition("<body")[2]
+    return re.sub(r"<[^>]*>", " ", re.sub(r"data:image/png;base64,[^\"]*", "", body))
+
+
+def test_rows_are_called_rows_by_evaluate(patients, tmp_path):
+    place, runs, _, _ = patients
+    given = ["evaluate", runs["ERM"], "--output", str(tmp_path / "page.html")]
+    done = hmoe(*given, "--tables", str(tmp_path), "--by", "domain", folder=place)
+    assert done.returncode == 0, done.stderr
+    assert "image" not in (done.stdout + done.stderr).replace(str(tmp_path), "")
+    assert "of the rows of unseen domains" in " ".join(done.stdout.split())
+    text = without_markup((tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert "image" not in text.lower()
+    assert "picture" not in text
+    assert "Test rows with the largest losses" in text
+    rows = pd.read_csv(tmp_path / "rows.csv")
+    worst = rows[rows.role == "test"].sort_values("loss", ascending=False).id.iloc[0]
+    assert worst in text
+    for file in tmp_path.glob("*.csv"):
+        header = file.read_text(encoding="utf-8").partition("\n")[0]
+        assert file.stem == "runs" or "image" not in header, file
+    counts = pd.read_csv(tmp_path / "confusion.csv").rows
+    assert counts.sum() == (rows.role == "test").sum()
+    done = hmoe(*given, "--tables", str(tmp_path), folder=place)
+    assert done.returncode == 1
+    assert "--overwrite" in done.stderr
+
+
+def test_rows_are_called_rows_by_embed(patients, tmp_path):
+    place, runs, _, _ = patients
+    given = ["embed", runs["ERM"], "--images", "20", "--compare", runs["HMOE-DL"]]
+    given += ["--picture", str(tmp_path / "map.png")]
+    done = hmoe(*given, folder=place)
+    assert done.returncode == 0, done.stderr
+    assert "80 rows of" in done.stdout
+    assert "image" not in done.stdout + done.stderr
+    assert (tmp_path / "map.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_rows_are_called_rows_by_the_pages_of_a_comparison(tmp_path):
+    table = spurious_columns(per_domain=20)
+    store = RunStore(tmp_path)
+    compared = compare(["ERM", "GroupDRO"], table.domains, seeds=1, steps=2, jobs=1, store=store)
+    page = without_markup(compared.save(tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert "image" not in page.lower().replace("image/svg+xml", "")
+    settings = protocol_table(compared.frame).setting.tolist()
+    assert not {"pixels a side", "validation images"} & set(settings)
+    assert "updates" in settings
+
+
+@pytest.mark.parametrize(
+    "resolution, options, said",
+    [(8, {}, "no resolution"), (None, {"interpolation": "bicubic"}, "no option interpolation")],
+)
+def test_options_of_images_are_refused_for_rows(resolution, options, said):
+    data = load_dataset("SpuriousColumns")
+    with pytest.raises(HmoeError, match=said) as error:
+        data.with_options(resolution, options)
+    assert "images" not in error.value.cause
+
+
+def test_small_domains_of_rows_are_counted_in_rows():
+    few = (ROWS[:1], [0])
+    data = as_dataset({"a": (ROWS.repeat(4, 1), [0, 1] * 4), "b": few}, classes=["u", "v"])
+    with pytest.raises(HmoeError, match="'b' has 1 row, too few"):
+        make_splits(data, 0)
+    with pytest.raises(HmoeError, match="domain 'b' has 1 rows and 2 labels"):
+        as_dataset({"a": (ROWS, [0, 1]), "b": (ROWS[:1], [0, 1])})
 
 
 def test_rows_are_called_rows():

@@ -269,7 +269,7 @@ def test_importing_every_module_changes_no_state_of_the_process():
 # Where a module changes something of the process, and why it may.
 CHANGES = {
     "core/determinism.py": {"os.environ.update"},  # set_determinism, asked for; begin_process: new
-    "core/file_index.py": {"gc.disable", "gc.enable"},  # gc_paused puts it back
+    "core/file_index.py": {"gc.disable", "gc.enable", "gc.freeze"},  # gc_paused puts it back
     "core/seeds.py": {"random.seed", "np.random.seed", "torch.manual_seed", "np.random.set_state",
                       "random.setstate", "torch.set_rng_state"},  # what a run does, and undoes
     "core/devices.py": {"torch.set_num_threads"},  # single_thread puts it back

@@ -31,14 +31,14 @@ def tap_points(network: nn.Module) -> list[nn.Module]:
     """List the modules whose outputs MIRO compares, from input to output.
 
     These are the stages of a residual network, the blocks of a transformer, the norms of the
-    small ConvNet, or the layers of the network of rows.
+    small ConvNet, or the layers of a network of rows or sequences.
 
     Raises:
         HmoeError: for any other network.
     """
     by_name = {name.rpartition(".")[2]: module for name, module in network.named_modules()}
     stages = [by_name[name] for name in STAGES if name in by_name]
-    for name in ("blocks", "norms"):
+    for name in ("blocks", "norms", "convolutions"):
         if not stages and name in by_name:
             stages = list(by_name[name].children())
     if not stages:

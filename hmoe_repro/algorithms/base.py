@@ -30,6 +30,7 @@ from hmoe_repro.networks.registry import (
     make_classifier,
     make_featurizer,
     network_options,
+    row_network,
 )
 from ..networks.routing import EXPERT_CHOICES
 from ..networks.search_space import HParam, declared_hparams  # noqa: F401
@@ -181,7 +182,8 @@ def _usual_hparams(cls, input_shape) -> dict:
     if not is_row_shape(input_shape):
         return {}
     names = [name for name in ("network", "d2v_encoder") if name in cls.HPARAMS]
-    return dict.fromkeys(names, ROW_NETWORK)
+    usual = {"network": row_network(input_shape), "d2v_encoder": ROW_NETWORK}
+    return {name: usual[name] for name in names}
 
 
 def _check_number(cls, num_domains: int, hparams: dict):

@@ -25,7 +25,7 @@ from .base import SHARED_HPARAMS, Algorithm, as_floats
 from ..core.errors import HmoeError, check_choice
 from ..core.metadata import Column, Minibatch, as_column, select_values
 from ..core.seeds import seed_everything, undisturbed
-from ..networks.registry import ROW_NETWORK
+from ..networks.registry import row_network
 from ..networks.small import is_row_shape, row_shape
 
 # %% ../../nbs/04_algorithms/04_conformance.ipynb #def-random-batches
@@ -242,11 +242,11 @@ def _check_continuation(trained: Algorithm, trial: Trial):
 def small_network(cls: type[Algorithm], input_shape=(3, 16, 16)) -> str:
     """Return the name of a network that an algorithm can train on images of 16 pixels, or on rows.
 
-    It is 'mlp' for rows of numbers. For images it is 'small_cnn', unless the algorithm declares
-    another default network.
+    It is 'mlp' for rows of numbers and 'conv1d' for sequences. For images it is 'small_cnn', unless
+    the algorithm declares another default network.
     """
     if is_row_shape(input_shape):
-        return ROW_NETWORK
+        return row_network(input_shape)
     shared_default = SHARED_HPARAMS["network"].default
     own_default = cls.HPARAMS["network"].default
     return "small_cnn" if own_default == shared_default else str(own_default)
@@ -265,7 +265,8 @@ def check_algorithm(
 
     Args:
         cls: the algorithm's class.
-        input_shape: (C, H, W) of the random images, or (F,) of rows of F numbers.
+        input_shape: (C, H, W) of the random images, (F,) of rows of F numbers, or (T, F) of
+            sequences.
         num_domains: number of training domains.
         hparams: hyper-parameters in addition to the defaults and a small network.
         meta: key of metadata -> values, one of which each random image gets. A key in `needs_meta`

@@ -343,12 +343,18 @@ def table_notes(frame: pd.DataFrame, errors: bool = True) -> list[str]:
 FEW_TEST_IMAGES = 100  # below it, a test accuracy is too coarse to compare without a remark
 
 
-_ROW_NETWORK = "mlp"  # `networks.registry.ROW_NETWORK`, whose module imports PyTorch
+_ROW_NETWORKS = {"mlp", "conv1d"}  # `networks.registry.ROW_NETWORKS`, which imports PyTorch
 
 
 def samples_word(frame: pd.DataFrame) -> str:
-    """Return 'rows' if all runs of a frame are on rows of numbers, else 'images'."""
-    return "rows" if "network" in frame and set(frame.network) == {_ROW_NETWORK} else "images"
+    """Return 'rows' if all runs of a frame are on rows of numbers, else 'images'.
+
+    Runs with the network of sequences are on 'sequences'.
+    """
+    networks = set(frame.network) if "network" in frame else set()
+    if not networks or networks - _ROW_NETWORKS:
+        return "images"
+    return "sequences" if networks == {"conv1d"} else "rows"
 
 
 def small_test_notes(frame: pd.DataFrame) -> list[str]:

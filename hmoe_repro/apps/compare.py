@@ -39,13 +39,14 @@ from hmoe_repro.analysis.tables import (
     table_notes,
 )
 from ..analysis.writers import template, text_table
+from ..core.config import CONFIG
 from ..core.errors import Device, HmoeError, Place, check_choice, plural, public
 from ..core.files import ensure_writable, expanded, write_atomic
 from ..core.style import use_style
 from ..data.base import MultiDomainDataset, as_dataset
 from ..data.loader import IMAGE_OPTIONS
 from ..data.registry import DATASETS, find_dataset, load_dataset, register_dataset
-from ..networks.registry import ROW_NETWORK
+from ..networks.registry import row_network
 from ..studies.estimates import default_jobs
 from ..studies.plan import missing_runs
 from ..studies.study_file import MAX_TRIAL_SEEDS
@@ -130,8 +131,9 @@ def _config(algorithm: str, dataset: str, domain: str, seed: int, of_files: bool
     options = dict(options)
     if not options.get("network"):
         data = load_dataset(dataset, 0, options.get("data_dir"))
-        of_rows = bool(getattr(data, "columns", ()))
-        options["network"] = ROW_NETWORK if of_rows else _network(algorithm, of_files)
+        options["network"] = _network(algorithm, of_files)
+        if getattr(data, "columns", ()):
+            options["network"] = row_network(data.input_shape)
     hparams: dict[str, object] = {"batch_size": BATCH_SIZE}
     if of_files:
         hparams["source"] = "cache"
@@ -272,6 +274,11 @@ def final_config(frame: pd.DataFrame, algorithm: str | None = None) -> RunConfig
 _RUN_COLUMNS = ("run_id", "algorithm", "mode", "test_domain", "trial_seed", "accuracy")
 
 
+def _from_here(path: Path) -> str:
+    """Return a path relative to the current folder if it is inside, else the absolute path."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
 def _forest_svg(differences: pd.DataFrame) -> str:
     """Draw differences with their intervals as an SVG, or return '' if there are none."""
     if not len(differences):
@@ -298,7 +305,8 @@ class Comparison:
         contrasts: the numbers of the differences.
         frame: a row for each run and inference mode, as `analysis.results.results`.
         notes: settings of the runs, and which runs failed or are missing.
-        store: store of the runs, from which `predictions` and `evaluate` read.
+        store: store of the runs, from which `predictions` and `evaluate` read. `folder` is its
+            path, and `folder / run_id` that of a run.
     """
 
     verdict: str
@@ -325,6 +333,8 @@ class Comparison:
             device: device on which it is trained.
             data_dir: folder of data sets.
 
+        It prints the folder of the run, unless the output is quiet.
+
         Returns:
             The id of the run, which `load`, `hmoe predict` and `hmoe export` take. Its record has
             no test accuracy: that of the comparison is the estimate for an unseen domain.
@@ -339,7 +349,23 @@ class Comparison:
         if record["status"] != "complete":
             cause = f"the final model of {config.algorithm} failed: {record.get('reason')}"
             raise HmoeError(cause, fix="correct that, and call it again.")
+        if not CONFIG.quiet:
+            folder = _from_here(store.path(config.run_id))
+            print(f"final model: {config.algorithm}, run {config.run_id} in {folder}", flush=True)
         return config.run_id
+
+    @property
+    def folder(self) -> Path | None:
+        """Absolute path of the folder that holds the runs, None without a store."""
+        return self.store.folder if self.store else None
+
+    @property
+    def kept(self) -> str:
+        """Line with the number of runs and the folder that keeps them, '' without a store."""
+        if self.folder is None:
+            return ""
+        count = plural(self.frame.run_id.nunique(), "run")
+        return f"{count} in {_from_here(self.folder)}"
 
     @property
     def curves(self) -> pd.DataFrame:
@@ -348,9 +374,15 @@ class Comparison:
 
     def __repr__(self) -> str:
         notes = "\n".join(f"- {note}" for note in self.notes)
-        return f"{self.verdict}\n\n{self.table.to_string(index=False)}\n\n{notes}"
+        text = f"{self.verdict}\n\n{self.table.to_string(index=False)}\n\n{notes}"
+        return f"{text}\n\n{self.kept}" if self.kept else text
 
     def _repr_html_(self) -> str:
+        kept = f"<p>{escape(self.kept)}</p>" if self.kept else ""
+        return self._said_html() + kept
+
+    def _said_html(self) -> str:
+        """Return verdict, table and notes as HTML, without the paths of this machine."""
         notes = "".join(f"<li>{escape(note)}</li>" for note in self.notes)
         table = self.table.to_html(index=False, border=0)
         return f"<p class='said'>{escape(self.verdict)}</p>{table}<ul>{notes}</ul>"
@@ -369,7 +401,7 @@ class Comparison:
         """
         page = template("comparison.html").render(
             title="Comparison of " + ", ".join(dict.fromkeys(self.frame.algorithm)),
-            said=self._repr_html_(),
+            said=self._said_html(),
             picture=_forest_svg(self.contrasts),
             rows_drawn=forest_note(self.contrasts) if len(self.contrasts) else "",
             contrasts=text_table(self.contrasts),
@@ -509,7 +541,8 @@ def compare(
         algorithms: names, `path/file.py:Name`, or subclasses of `Algorithm`, also of a notebook.
         data: the name of a data set, a folder `<domain>/<class>/<image>`, or a dictionary from
             domains to (x, y), (x, y, meta) or to a `torch.utils.data.Dataset`. x has the shape (N,
-            C, H, W) and is uint8 or floats from 0 to 1. y has the shape (N,).
+            C, H, W) and is uint8 or floats from 0 to 1. y has the shape (N,). Rows of numbers have
+            the shape (N, F). Sequences (N, T, F) are a data set of `data.base.as_dataset`.
         seeds: number of trial seeds, or a list of them.
         test_domains: domains that are held out, each in turn. Default: all.
         steps: number of updates.

@@ -1248,9 +1248,9 @@ def findings_verdict(summary: dict) -> str:
 
 # %% ../../nbs/09_apps/04_discover.ipynb #def-groups
 def _most_frequent(values: pd.Series) -> str | None:
-    """Return the most frequent value with its percentage, or None if there is no value."""
+    """Return the most frequent value with its share of the group, or None without a value."""
     shares = values.value_counts(normalize=True, sort=False)
-    return f"{shares.idxmax()} ({shares.max():.0%})" if len(values) else None
+    return f"{shares.idxmax()} ({shares.max():.0%} of it)" if len(values) else None
 
 
 TABLE_WORDS = {

@@ -26,7 +26,7 @@ from ..core.devices import resolve_device
 from ..core.errors import HmoeError, Place, check_choice, listed, public, unknown_value
 from ..core.metadata import describe_samples
 from ..core.seeds import seed_everything, undisturbed
-from ..data.base import DomainDataset
+from ..data.base import DomainDataset, sample_word
 from ..data.registry import find_dataset, load_dataset
 from ..networks.registry import NETWORKS, image_defaults, make_featurizer, usual_weights
 from hmoe_repro.training.model import (
@@ -112,11 +112,13 @@ class Embedded:
         frame: a row for each image: `id`, `class`, `predicted`, `domain`, `held_out` (whether its
             domain is a test domain), and `expert` for algorithms that have some.
         run_id: the run whose model computed the features.
+        sample_word: 'image', 'row' or 'sequence'.
     """
 
     features: np.ndarray
     frame: pd.DataFrame
     run_id: str
+    sample_word: str = "image"
 
     def __len__(self) -> int:
         return len(self.features)
@@ -215,6 +217,7 @@ def embed(
     data = build_dataset(config, data_dir).to(on_device)
     algorithm, _ = restore_model(record, mode, path, str(on_device), trust_code)
     algorithm.eval()
+    word = sample_word(data)
     data = with_precomputed(data, algorithm)
     of_algorithm = partial(features_of, algorithm)
     parts = []
@@ -227,6 +230,7 @@ def embed(
         features=np.concatenate(parts),
         frame=pd.concat(frames, ignore_index=True),
         run_id=record["run_id"],
+        sample_word=word,
     )
 
 # %% ../../nbs/09_apps/15_embed.ipynb #def-embed-network
@@ -287,6 +291,7 @@ def embed_network(
         features=np.concatenate(parts),
         frame=pd.concat(frames, ignore_index=True),
         run_id=f"{network} ({weights or usual_weights(network)})",
+        sample_word=sample_word(data),
     )
 
 
@@ -318,7 +323,9 @@ def embed_source(
         return embed(source, limit, device=device, data_dir=data_dir)
     if dataset is None:
         cause = f"{source} is a network, which has no data."
-        raise HmoeError(cause, fix="--dataset with a name, a folder or a list of images.")
+        raise HmoeError(
+            cause, fix="--dataset with a name, a folder, a list of images or a table of numbers."
+        )
     return embed_network(source, dataset, limit, data_dir=data_dir, device=device, **options)
 
 # %% ../../nbs/09_apps/15_embed.ipynb #def-map
@@ -401,8 +408,8 @@ def linear_cka(x: np.ndarray, y: np.ndarray) -> float:
     1.0
     """
     if len(x) != len(y):
-        cause = f"the features are of {len(x)} and of {len(y)} images."
-        raise HmoeError(cause, fix="features of the same images, from runs on the same data.")
+        cause = f"the features are of {len(x)} and of {len(y)} samples."
+        raise HmoeError(cause, fix="features of the same samples, from runs on the same data.")
     x = np.asarray(x, dtype=np.float64)
     y = np.asarray(y, dtype=np.float64)
     x = x - x.mean(0)
@@ -412,24 +419,25 @@ def linear_cka(x: np.ndarray, y: np.ndarray) -> float:
     return float(together / apart) if apart > 0 else float("nan")
 
 
-def cka_notes(table: pd.DataFrame, widths: Sequence[int]) -> list[str]:
+def cka_notes(table: pd.DataFrame, widths: Sequence[int], word: str = "image") -> list[str]:
     """Return the reasons why some values of `compare_features` say little.
 
     Args:
         table: its result.
         widths: numbers of features of the two networks.
+        word: as `Embedded.sample_word`.
     """
     notes = []
     constant = table[table.cka.isna()]
     if len(constant):
         notes.append(
             f"no CKA for {listed(constant.domain.tolist(), 5)}: the features of one network are "
-            "the same for all of these images"
+            f"the same for all of these {word}s"
         )
     few = table[table.images <= max(widths)]
     if len(few):
         notes.append(
-            f"too few images for {listed(few.domain.tolist(), 5)}: with fewer than there are "
+            f"too few {word}s for {listed(few.domain.tolist(), 5)}: with fewer than there are "
             f"features ({max(widths)}), linear CKA is too high even for unrelated networks"
         )
     return notes
@@ -449,7 +457,9 @@ def compare_features(first: Embedded, second: Embedded) -> pd.DataFrame:
         HmoeError: if they are not of the same images.
     """
     if not first.frame.id.equals(second.frame.id):
-        cause = f"{first.run_id} and {second.run_id} have features of different images."
+        cause = (
+            f"{first.run_id} and {second.run_id} have features of different {first.sample_word}s."
+        )
         raise HmoeError(cause, fix="embed two runs on the same data with the same limit.")
     rows = []
     groups: Mapping = first.frame.groupby("domain", sort=False).indices

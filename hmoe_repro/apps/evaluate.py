@@ -23,7 +23,7 @@ from .. import __version__
 from ..analysis import measures
 from ..analysis.results import frame_of, metric_of
 from ..analysis.statistics import contrasts, interval_note
-from ..analysis.tables import row_name
+from ..analysis.tables import row_name, samples_word
 from ..analysis.writers import csv_text, template, text_table
 from .predict import TrainedModel, ensemble_record, member_configs
 from ..core.devices import resolve_device
@@ -102,7 +102,7 @@ def _role_names(roles: Sequence[str] | str | None) -> list[str]:
         return list(HELD_OUT)
     names = [roles] if isinstance(roles, str) else list(roles)
     known = list(ROLES.values())
-    return [check_choice(name, known, "role of an image") for name in names]
+    return [check_choice(name, known, "role") for name in names]
 
 
 def _frame_of_run(
@@ -149,7 +149,7 @@ def _read_predictions(
     evaluable = [record for record in records if _is_evaluable(record)]
     if not evaluable:
         raise HmoeError(
-            f"none of {plural(len(records), 'run')} is complete and classifies images.",
+            f"none of {plural(len(records), 'run')} is complete and classifies.",
             fix="choose other runs (`hmoe runs` lists them).",
         )
     frames = []
@@ -302,23 +302,30 @@ def _differences(frame: pd.DataFrame, baseline) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 # %% ../../nbs/09_apps/08_evaluate.ipynb #def-parts
-_ORIGIN = {"test": "of unseen domains", "train": "trained on"}  # of the images of a role
+_ORIGIN = {  # of the images of a role
+    "test": "of unseen domains",
+    "test in domain": "of the test part of its domains",
+    "train": "trained on",
+}
 
 
 def _shown_role(images: pd.DataFrame) -> str:
     """Return 'test' if there are test images, or else the first role of the images.
 
-    The final model, which is trained on all domains, has validation images only.
+    The final model, which is trained on all domains, has no other test images than those of its
+    own domains, if a given split names some.
     """
     present = set(images.role)
-    return next(role for role in ROLES.values() if role in present)
+    order = dict.fromkeys(["test", "test in domain", *ROLES.values()])
+    return next(role for role in order if role in present)
 
 
-def _verdict_of(images: pd.DataFrame) -> str:
+def _verdict_of(images: pd.DataFrame, word: str) -> str:
     """State the accuracy, the worst domain and the confidence of each algorithm.
 
     Args:
         images: images of one role of some runs.
+        word: 'images', 'rows' or 'sequences'.
     """
     origin = _ORIGIN.get(images.role.iloc[0], "held out from the training domains")
     lines = []
@@ -328,7 +335,7 @@ def _verdict_of(images: pd.DataFrame) -> str:
         of_domain = of_row.groupby("domain", observed=True).correct.mean()
         line = (
             f"{row_name(row['algorithm'], row['mode'])} classifies {100 * row['accuracy']:.1f} % "
-            f"of the images {origin} correctly ({plural(row['runs'], 'run')})."
+            f"of the {word} {origin} correctly ({plural(row['runs'], 'run')})."
         )
         if len(of_domain) > 1:
             worst = 100 * of_domain.min()
@@ -411,9 +418,9 @@ def _of_each_algorithm(evaluated: "Evaluated", method) -> pd.DataFrame:
 
 
 def _confusion_counts(evaluated: "Evaluated", algorithm: str) -> pd.DataFrame:
-    """Return label, predicted and images: a row for each cell of the confusion matrix."""
+    """Return label, predicted and number of images: a row for each cell of the confusion matrix."""
     counts = evaluated.confusion(algorithm, normalise=False)
-    return cast(pd.Series, counts.stack()).rename("images").reset_index()
+    return cast(pd.Series, counts.stack()).rename(evaluated.samples_word).reset_index()
 
 
 def _differences_or_reason(evaluated: "Evaluated") -> tuple[pd.DataFrame, str]:
@@ -424,11 +431,21 @@ def _differences_or_reason(evaluated: "Evaluated") -> tuple[pd.DataFrame, str]:
         return pd.DataFrame(), error.cause
 
 
-# files of `Evaluated.save_tables`
+# files that `Evaluated.save_tables` may write
 TABLE_FILES = [
     f"{name}.csv"
     for name in (
-        *("images", "runs", "by_role", "by_domain", "by_class", "detection", "confusion"),
+        *(
+            "images",
+            "rows",
+            "sequences",
+            "runs",
+            "by_role",
+            "by_domain",
+            "by_class",
+            "detection",
+            "confusion",
+        ),
         *("reliability", "differences"),
     )
 ]
@@ -438,14 +455,16 @@ def _write_tables(evaluated: "Evaluated", folder: Path) -> list[Path]:
     """Write the frames of an evaluation as CSV files, as `Evaluated.save_tables`."""
     differences, _ = _differences_or_reason(evaluated)
     tables = {
-        "images": evaluated.images,
+        evaluated.samples_word: evaluated.images,
         "runs": evaluated.frame.drop(columns="record"),
         "by_role": evaluated.measured("role"),
         "by_domain": evaluated.measured(("role", "domain")),
         "by_class": evaluated.measured(("role", "label")),
         "detection": evaluated.detected,
         "confusion": _of_each_algorithm(evaluated, lambda a: _confusion_counts(evaluated, a)),
-        "reliability": _of_each_algorithm(evaluated, evaluated.reliability),
+        "reliability": _of_each_algorithm(evaluated, evaluated.reliability).rename(
+            columns={"images": evaluated.samples_word}
+        ),
     }
     if len(differences):
         tables["differences"] = differences
@@ -512,6 +531,12 @@ class Evaluated:
         """Detection of the unseen domain: means over trial seeds with standard errors, `_se`."""
         return _averaged(_detected_by_run(self.images), [], _AREAS)
 
+    @property
+    def samples_word(self) -> str:
+        """'rows' or 'sequences' if all runs are on these, else 'images'."""
+        configs = [summary_of(record).config for record in self.records]
+        return samples_word(pd.DataFrame({"network": [one["network"] for one in configs]}))
+
     def differences(self, baseline: str | None = None) -> pd.DataFrame:
         """Compare accuracy, nll, brier and ece of test images with a baseline, with intervals.
 
@@ -528,7 +553,9 @@ class Evaluated:
                 trial seed and test domain.
         """
         if not (self.images.role == "test").any():
-            cause = "these runs have no test images, on which algorithms are compared."
+            cause = (
+                f"these runs have no test {self.samples_word}, on which algorithms are compared."
+            )
             raise HmoeError(cause, fix="runs with a test domain.")
         return _differences(self.frame, baseline or _baseline_of(self))
 
@@ -582,7 +609,7 @@ class Evaluated:
         names = list(dict.fromkeys(self.images.algorithm))
         algorithm = check_choice(algorithm or names[0], names, "algorithm among these runs")
         role = role or _shown_role(self.images)
-        check_choice(role, list(dict.fromkeys(self.images.role)), "role among these images")
+        check_choice(role, list(dict.fromkeys(self.images.role)), "role among these predictions")
         images = self.images
         return images[(images.algorithm == algorithm) & (images.role == role)]
 
@@ -592,7 +619,8 @@ class Evaluated:
 
         Without test images, they are about the images of the first role that there is.
         """
-        return _verdict_of(self.images[self.images.role == _shown_role(self.images)])
+        shown = self.images[self.images.role == _shown_role(self.images)]
+        return _verdict_of(shown, self.samples_word)
 
     def __repr__(self) -> str:
         return f"{self.verdict}\n\n{text_of_measures(self.measured()).to_string(index=False)}"
@@ -636,9 +664,9 @@ class Evaluated:
     def save_tables(self, folder) -> list[Path]:
         """Write the frames as CSV files.
 
-        They are images, runs, measures by role, domain and class, detection, confusion (counts of
-        test images), reliability (bins of test images) and, if there are several algorithms,
-        differences.
+        They are images (or rows, or sequences), runs, measures by role, domain and class,
+        detection, confusion (counts of test images), reliability (bins of test images) and, if
+        there are several algorithms, differences.
 
         Args:
             folder: the folder, which is made.
@@ -660,7 +688,8 @@ def _picture_uri(figure) -> str:
 def _confusion_figure(evaluated: Evaluated, algorithm: str):
     """Draw the confusion matrices of an algorithm on validation and test images."""
     images = evaluated.images
-    roles = [role for role in ("validation", "test") if (images.role == role).any()]
+    shown = dict.fromkeys(("validation", "test", _shown_role(images)))
+    roles = [role for role in shown if (images.role == role).any()]
     roles = roles or [_shown_role(images)]
     figure, axes = plt.subplots(1, len(roles), figsize=(3.9 * len(roles), 4), squeeze=False)
     for axis, role in zip(axes[0], roles):
@@ -687,6 +716,8 @@ def _reliability_figure(evaluated: Evaluated):
 def _worst_pictures(evaluated: Evaluated, algorithms: list[str]) -> tuple[dict[str, str], str]:
     """Return (algorithm -> its contact sheet, ''), or ({}, why there are none)."""
     sheets = {}
+    if evaluated.samples_word != "images":
+        return {}, ""
     for algorithm in algorithms:
         try:
             sheets[algorithm] = _picture_uri(evaluated.contact_sheet(12, algorithm))
@@ -694,6 +725,17 @@ def _worst_pictures(evaluated: Evaluated, algorithms: list[str]) -> tuple[dict[s
             warnings.warn(f"the page shows no images: {error}", stacklevel=4)
             return {}, getattr(error, "cause", str(error))
     return sheets, ""
+
+
+def _worst_rows(evaluated: Evaluated, algorithms: list[str]) -> dict[str, pd.DataFrame]:
+    """Return algorithm -> its rows of numbers with the largest losses, {} for images."""
+    tables = {}
+    if evaluated.samples_word == "images":
+        return tables
+    for algorithm in algorithms:
+        worst = _worst_images(evaluated._of(algorithm), 12)
+        tables[algorithm] = worst[["id", "label", "predicted", "probability", "loss"]].round(3)
+    return tables
 
 
 def _shown(evaluated: Evaluated, by: tuple[str, ...]) -> pd.DataFrame:
@@ -706,7 +748,7 @@ def _shown(evaluated: Evaluated, by: tuple[str, ...]) -> pd.DataFrame:
     rows = pd.DataFrame(ranks).sort_values(list(ranks), kind="stable").index
     return text_of_measures(table.loc[rows])
 
-
+# %% ../../nbs/09_apps/08_evaluate.ipynb #def-write-page
 _SHOWN_DIFFERENCES = ["algorithm", "mode", "measure", "unit", "difference", "low", "high"]
 _SHOWN_DIFFERENCES += ["freedom", "p", "p_holm", "corrected_for", "seeds"]
 
@@ -740,6 +782,8 @@ def _write_page(evaluated: Evaluated, path: Path) -> Path:
         confusions=confusions,
         reliability=reliability,
         worst=worst,
+        worst_rows=_worst_rows(evaluated, algorithms),
+        items=evaluated.samples_word,
         runs=list(dict.fromkeys(evaluated.images.run_id)),
         version=__version__,
     )
@@ -762,7 +806,7 @@ def _roles_of_ensemble(configs: list[dict], roles: list[str]) -> list[str]:
         values = [config.get(name) for config in configs]
         if any(value != values[0] for value in values):
             raise HmoeError(
-                f"the runs of this ensemble differ in {name}, so images that one of them was "
+                f"the runs of this ensemble differ in {name}, so what one of them was "
                 "tested on may have trained another.",
                 fix="members that held out the same domains of the same data.",
             )
@@ -771,8 +815,8 @@ def _roles_of_ensemble(configs: list[dict], roles: list[str]) -> list[str]:
             roles = [role for role in roles if role in ("test", "unused")]
     if not roles:
         raise HmoeError(
-            "the runs of this ensemble have different splits, and none of these images is held out "
-            "from all of them.",
+            "the runs of this ensemble have different splits, and nothing of these roles is held "
+            "out from all of them.",
             fix="members of one trial seed (restarts draw other weights on the same split).",
         )
     return roles

@@ -212,7 +212,7 @@ def check_independent(model: TrainedModel, mode: str) -> dict[str, np.ndarray]:
     again = _exported_outputs(model, pictures, mode)
     if max(_difference(alone, together), _difference(again, together)) > TOLERANCE:
         name = model.record["config"]["algorithm"]
-        cause = f"{name} adapts at test time: its output for an image depends on the other images "
+        cause = f"{name} adapts at test time: its output depends on the others of the batch "
         cause += "or on earlier calls, which a graph would not reproduce."
         raise HmoeError(cause, fix="--format safetensors, which this library reads.")
     return together
@@ -442,7 +442,7 @@ def _counted(accuracy: float | None, size: int | None, domains: int, items: str)
         accuracy: accuracy, 0 to 1, or None.
         size: number of images it was measured on, or None.
         domains: number of test domains. The mean over several domains is no count.
-        items: 'images' or 'rows'.
+        items: 'images', 'rows' or 'sequences'.
 
     Returns:
         The text, or '' if there is no count.
@@ -468,9 +468,16 @@ def model_card(config: dict, name: str) -> str:
     test_domains = config["test_domains"]
     test = test_accuracy(accuracies, test_domains, config["mode"])
     test_size = config["record"].get("test_size")
-    items = "rows" if "columns" in config["input"] else "images"
+    items = "images"
+    if "columns" in config["input"]:
+        items = "rows" if len(config["input"]["shape"]) == 2 else "sequences"
     validation = validation_accuracy(accuracies, test_domains, config["mode"])
     sizes = config["record"].get("sizes", {})
+    own_tests = []  # accuracies of a final model on the test parts of its domains
+    for splits in accuracies.values():
+        if "test" in splits and not test_domains:
+            own_tests.append(splits["test"][config["mode"]])
+    in_domain = sum(own_tests) / len(own_tests) if own_tests else None
     num_domains = len(set(config["domains"]) - set(test_domains))
     return template("model_card.md").render(
         config=config,
@@ -483,6 +490,10 @@ def model_card(config: dict, name: str) -> str:
         items=items,
         validation=validation,
         counted_validation=_counted(validation, sizes.get("validation"), num_domains, items),
+        in_domain=in_domain,
+        counted_in_domain=_counted(
+            in_domain, config["record"].get("in_domain_size"), len(own_tests), items
+        ),
     )
 
 # %% ../../nbs/09_apps/06_export.ipynb #def-export

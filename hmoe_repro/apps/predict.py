@@ -24,7 +24,7 @@ from ..analysis.writers import csv_text
 from .feature_groups import FeatureGroups, read_groups
 from .own_images import image_files
 from ..core.errors import HmoeError, Place, check_choice, first_line, public
-from ..core.feature_tables import read_rows
+from ..core.feature_tables import ARRAY_SUFFIX, read_rows
 from ..core.files import expanded
 from ..core.seals import check_sum, listed_sum
 from ..core.tables import TABLE_SUFFIXES, read_table
@@ -77,6 +77,13 @@ class TrainedModel:
     grouping: FeatureGroups | None = field(default=None, repr=False)
     members: list["TrainedModel"] = field(default_factory=list, repr=False)
     columns: list[str] = field(default_factory=list, repr=False)
+
+    @property
+    def sample_word(self) -> str:
+        """'image', 'row' or 'sequence', the singular of what the model predicts for."""
+        if not self.columns:
+            return "image"
+        return "row" if row_shape(self.algorithm.input_shape)[1] == 1 else "sequence"
 
     def _image_option(self, name: str) -> str:
         """Return an option of image data with which the model was trained."""
@@ -703,11 +710,18 @@ def _named_rows(model: TrainedModel, source) -> tuple[str, list, np.ndarray]:
         HmoeError: for a missing column and for values that are no numbers.
     """
     if isinstance(source, str | Path):
-        if Path(source).suffix.lower() not in TABLE_SUFFIXES:
+        suffix = Path(source).suffix.lower()
+        possible = [*TABLE_SUFFIXES, ARRAY_SUFFIX]
+        if model.sample_word == "sequence":
+            possible = [ARRAY_SUFFIX]
+        if suffix in TABLE_SUFFIXES and suffix not in possible:
+            cause = f"{source} is a table of rows, and the run was trained on sequences."
+            raise HmoeError(cause, fix=f"x (N, T, F) in a file that ends with {ARRAY_SUFFIX}.")
+        if suffix not in possible:
             cause = f"{source} is no table, and the run was trained on {_words(model.columns)}."
-            raise HmoeError(cause, fix=f"a file that ends with {' or '.join(TABLE_SUFFIXES)}.")
+            raise HmoeError(cause, fix=f"a file that ends with {' or '.join(possible)}.")
         lines, values = read_rows(expanded(source), model.columns)
-        return "line", lines, values
+        return "row" if suffix == ARRAY_SUFFIX else "line", lines, values
     if isinstance(source, Mapping):
         source = pd.DataFrame([dict(source)])
     if isinstance(source, pd.DataFrame):
@@ -743,9 +757,9 @@ def predict_rows(model: TrainedModel, rows, mode: str | None = None):
 
     Args:
         model: a model that was trained on rows of numbers.
-        rows: the path of a CSV or Parquet file, a table of pandas, an array or a tensor (N, F), in
-            the order of `model.columns`, or (N, T, F) for sequences. One row is (F,), or a
-            dictionary column -> number.
+        rows: the path of a CSV or Parquet file, or of arrays (.npz), a table of pandas, an
+            array or a tensor (N, F), in the order of `model.columns`, or (N, T, F) for sequences.
+            One row is (F,), or a dictionary column -> number.
         mode: inference mode. Default: the first one of the algorithm.
 
     Returns:

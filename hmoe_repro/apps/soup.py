@@ -589,7 +589,7 @@ def soup(
     groups = _grouped(records, mode)
     if not groups:
         raise HmoeError(
-            f"none of {plural(len(records), 'run')} is complete and classifies images.",
+            f"none of {plural(len(records), 'run')} is complete and classifies.",
             fix="choose other runs (`hmoe runs` lists them).",
         )
     on_device = resolve_device(str(device))

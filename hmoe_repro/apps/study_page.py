@@ -27,7 +27,7 @@ from hmoe_repro.analysis.statistics import (
     interval_note,
     minimum_detectable_difference,
 )
-from ..analysis.tables import accuracy_table, row_name, small_test_notes
+from ..analysis.tables import accuracy_table, row_name, samples_word, small_test_notes
 from ..analysis.writers import template, text_table
 from ..core.errors import HmoeError, Place, public
 from ..core.files import ensure_writable, expanded, write_atomic
@@ -95,6 +95,8 @@ def protocol_table(frame: pd.DataFrame) -> pd.DataFrame:
     '701'
     """
     rows = runs(frame)
+    if samples_word(rows) != "images":
+        rows = rows.drop(columns=["resolution", "images"], errors="ignore")
     if "images" in rows:
         rows = rows.assign(validation=[_validation_text(images) for images in rows.images])
     table = []

@@ -23,7 +23,7 @@ from typer.core import TyperCommand, TyperOption
 
 from .. import __version__
 from . import data, discover_predict, listings, plan_sweep, select_report, train
-from .options import MANY_OPTIONS, PANEL_OF, name_values, option
+from .options import MANY_OPTIONS, PANEL_OF, name_values, option, running
 from ..core.config import CONFIG
 from ..core.errors import HmoeError, printable, system_error
 
@@ -48,7 +48,13 @@ GROUPS = {  # title of a panel of `hmoe --help` -> commands, in order
 
 
 class _Command(TyperCommand):
-    """Command whose help shows many options in panels by topic."""
+    """Command whose help shows many options in panels, and that refuses ignored options."""
+
+    def invoke(self, ctx):
+        """Check that no option would be ignored, and call the command."""
+        group = ctx.parent.info_name if ctx.parent and ctx.parent.parent else ""
+        with running(ctx, f"{group} {ctx.info_name}".strip()):
+            return super().invoke(ctx)
 
     def get_params(self, ctx):
         """Return arguments and options, and set the panel of each option."""

@@ -18,6 +18,7 @@ from hmoe_repro.cli.options import (
     option,
     print_frame,
     print_written,
+    refuse_given,
     say,
     say_frame,
     writable_file,
@@ -92,12 +93,10 @@ def _verify_any_folder(folder: str, workers: int | None, reason: HmoeError, outp
         raise HmoeError(cause, fix="restore these files, or remove them.")
 
 # %% ../../nbs/11_cli/05_data.ipynb #def-verify
-def _check_image_options(name: str, images: bool, output: str | None):
-    """Raise `HmoeError` for --output without --images, and for --images of other data."""
+def _check_image_options(name: str, images: bool):
+    """Raise `HmoeError` for --images of data without image files."""
     from hmoe_repro.data import verify
 
-    if output and not images:
-        raise HmoeError("--output is the folder of the page of --images.", fix="add --images.")
     if images and name == verify.MNIST:
         cause = "MNIST has no image files, so that --images has nothing to read."
         raise HmoeError(cause, fix="leave --images out.")
@@ -141,14 +140,16 @@ def data_verify_command(
     from hmoe_repro.core.files import keep_existing
     from hmoe_repro.core.progress import Progress
     from hmoe_repro.data import image_quality, verify
+    from hmoe_repro.data.base import sample_word
     from hmoe_repro.data.mnist import verify_mnist
+    from hmoe_repro.data.registry import load_dataset
 
     data_dir = configure(data_dir=data_dir)
     if images:
         keep_existing(*findings_files(output), overwrite=overwrite)
     try:
         name = verify.data_with_files(name)
-        _check_image_options(name, images, output)
+        _check_image_options(name, images)
     except HmoeError as error:
         if not images or not os.path.isdir(os.path.expanduser(name)):
             raise
@@ -157,8 +158,9 @@ def data_verify_command(
         return print("\n".join(verify_mnist(data_dir)))
     rows = verify.row_counts(name)
     if rows is not None:
-        say_frame(f"{name}: rows of each class and domain", verify.with_totals(rows))
-        return print(f"{name}: every row can be read")
+        word = sample_word(load_dataset(name))
+        say_frame(f"{name}: {word}s of each class and domain", verify.with_totals(rows))
+        return print(f"{name}: every {word} can be read")
     store = image_quality.MeasureStore() if images else None
     visit = store.visit if store else None
     with Progress(quiet=CONFIG.quiet) as progress:
@@ -206,7 +208,7 @@ def data_show_command(
     import matplotlib.pyplot as plt
 
     from hmoe_repro.core.files import keep_existing
-    from hmoe_repro.data.base import MultiDomainDataset
+    from hmoe_repro.data.base import MultiDomainDataset, sample_word
     from hmoe_repro.data.data_sheet import column_sheet, column_table, data_sheet
     from hmoe_repro.data.registry import find_dataset, load_dataset
 
@@ -214,6 +216,8 @@ def data_show_command(
     data_dir = configure(data_dir=data_dir)
     data = load_dataset(find_dataset(name), 0, data_dir).with_options(resolution)
     if isinstance(data, MultiDomainDataset) and data.columns:
+        reason = f"{data.name} has {sample_word(data)}s of numbers, and no images"
+        refuse_given("count resolution plain seed", reason)
         say_frame(f"{data.name}: mean ± standard deviation", column_table(data, classes))
         figure = column_sheet(data, classes)
     else:
@@ -250,6 +254,7 @@ def data_download_command(
     name = data_with_files(name)
     archives = archive or []
     if name == MNIST:
+        refuse_given("archive sha256", "the files of MNIST have a source and known digests")
         say(*download_mnist(data_dir))
         return print_written(files.data_dir())
     check_choice(name, KNOWN, "data set to download")

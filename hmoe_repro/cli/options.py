@@ -7,10 +7,12 @@ __all__ = ['JobsOption', 'DeviceOption', 'DataDirOption', 'DomainBedOption', 'Lo
            'SavePredictionsOption', 'SeedOption', 'SettingsOption', 'OverwriteOption', 'SkipUnreadableOption',
            'PagesArgument', 'PagesOrStudiesArgument', 'ProfileOption', 'OptionalProfileOption', 'OnRequestOption',
            'AlgorithmsOption', 'DatasetOption', 'PublishedStudyOption', 'WhereOption', 'FormatsOption', 'PANEL_OF',
-           'MANY_OPTIONS', 'configure', 'writable_file', 'path_from_here', 'print_written', 'option', 'argument',
-           'name_values', 'parse_settings', 'given_options', 'print_table', 'print_frame', 'say', 'say_frame']
+           'MANY_OPTIONS', 'PARTNERS', 'EXCLUDED', 'configure', 'writable_file', 'path_from_here', 'print_written',
+           'option', 'argument', 'name_values', 'parse_settings', 'given_options', 'running', 'check_partners',
+           'refuse_given', 'print_table', 'print_frame', 'say', 'say_frame']
 
 # %% ../../nbs/11_cli/01_options.ipynb #imports
+import contextlib
 import inspect
 import os
 import sys
@@ -269,6 +271,99 @@ PANEL_OF = {}  # name of a parameter -> title
 for _title, _names in _PANELS.items():
     PANEL_OF |= dict.fromkeys(_names.split(), _title)
 MANY_OPTIONS = 10  # of a command whose help has panels
+
+# %% ../../nbs/11_cli/01_options.ipynb #def-partners
+# command -> option -> options (or arguments) without all of which it would be ignored, by the names
+# of their parameters
+PARTNERS = {
+    "discover": {"links": "sort_into", "seeds": "train", "open_": "serve"},
+    "data verify": {"output": "images", "overwrite": "images"},
+    "data download": {"sha256": "archive"},
+    "embed": {"by": "picture", "map_method": "picture", "overwrite": "output picture"},
+    "report": {"formats": "notebook"},
+    "select": {"overwrite": "output"},
+    "soup": {"recipe": "output"},
+}
+# command -> option -> options (or arguments) next to any of which it would be ignored
+EXCLUDED = {
+    "list": {"datasets": "algorithms", "networks": "algorithms datasets"},
+    "plan": {"everything": "artefacts"},
+    "sweep": {"everything": "artefacts"},
+    "reproduce": {"everything": "artefacts"},
+}
+
+
+_RUNNING: list[typer.Context] = []  # of the command that this process runs
+
+
+@contextlib.contextmanager
+def running(context: typer.Context, command: str):
+    """Check the options of a command, and keep its context for `refuse_given`.
+
+    Args:
+        context: of the command, with its parsed options.
+        command: its name, such as 'data verify'.
+
+    Raises:
+        HmoeError: as `check_partners`.
+    """
+    check_partners(context, command)
+    _RUNNING.append(context)
+    try:
+        yield
+    finally:
+        _RUNNING.pop()
+
+
+def _flag(context: typer.Context, name: str) -> str:
+    """Return the flag of an option, or the placeholder of an argument, by its parameter."""
+    param = next(param for param in context.command.params if param.name == name)
+    flags = [flag for flag in param.opts if flag.startswith("--")]
+    return flags[0] if flags else getattr(param, "metavar", None) or name.upper()
+
+
+def _given(context: typer.Context, names: str) -> list[str]:
+    """Return the flags of those options that the command line has."""
+    flags = []
+    for name in names.split():
+        from_user = str(context.get_parameter_source(name)).endswith(("COMMANDLINE", "ENVIRONMENT"))
+        value = context.params[name]
+        if from_user and not (value is None or value is False or value == [] or value == ()):
+            flags.append(_flag(context, name))
+    return flags
+
+
+def check_partners(context: typer.Context, command: str):
+    """Raise `HmoeError` for an option that would be ignored (`PARTNERS` and `EXCLUDED`).
+
+    Args:
+        context: of the command, with its parsed options.
+        command: its name, such as 'data verify'.
+    """
+    for name, partners in PARTNERS.get(command, {}).items():
+        for flag in _given(context, name):
+            if not _given(context, partners):
+                needed = " or ".join(_flag(context, partner) for partner in partners.split())
+                fix = f"add {needed}, or leave {flag} out."
+                raise HmoeError(f"{flag} does nothing without {needed}.", fix=fix)
+    for name, others in EXCLUDED.get(command, {}).items():
+        for flag in _given(context, name):
+            for other in _given(context, others):
+                cause = f"{flag} does nothing next to {other}."
+                raise HmoeError(cause, fix="leave one of them out.")
+
+
+def refuse_given(names: str, reason: str):
+    """Raise `HmoeError` if the command that runs was given one of some options.
+
+    Args:
+        names: names of their parameters.
+        reason: why they would be ignored, a clause.
+    """
+    flags = _given(_RUNNING[-1], names) if _RUNNING else []
+    if flags:
+        cause = f"{' and '.join(flags)} would be ignored: {reason}."
+        raise HmoeError(cause, fix=f"leave {' and '.join(flags)} out.")
 
 # %% ../../nbs/11_cli/01_options.ipynb #def-print-table
 def _cells(values) -> list[str]:

@@ -58,8 +58,10 @@ def requested(
     Raises:
         HmoeError: for unknown names.
     """
-    from hmoe_repro.studies.request import Selection, describe_request, requested_studies
+    from hmoe_repro.studies.request import Selection, describe_request, is_study, requested_studies
 
+    if artefacts and all(is_study(name) for name in artefacts):
+        options.refuse_given("profile", "a study has its own scale")
     names = []
     if algorithm:  # this import takes a second
         from hmoe_repro.algorithms.from_file import algorithm_name

@@ -20,7 +20,7 @@ from hmoe_repro.cli.options import (
     say,
     say_frame,
 )
-from ..core.errors import HmoeError, check_choice, printable
+from ..core.errors import check_choice, printable
 
 # %% ../../nbs/11_cli/06_select_report.ipynb #def-publish
 def publish_command(
@@ -229,9 +229,6 @@ def report_command(
 
     name = read_study(study).name
     if not notebook:
-        if formats:
-            cause = "--format is for the files of a notebook page."
-            raise HmoeError(cause, fix="add --notebook, or leave --format out.")
         from hmoe_repro.studies.kept_pages import written_or_kept
         from hmoe_repro.training.store import RunStore
 

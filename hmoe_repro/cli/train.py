@@ -36,7 +36,7 @@ from hmoe_repro.cli.options import (
 )
 from ..core.config import CONFIG
 from ..core.determinism import set_determinism
-from ..core.errors import HmoeError, check_choice
+from ..core.errors import HmoeError, check_choice, plural
 from ..core.files import keep_existing
 from ..core.toml import open_settings
 from ..training.run_config import TOY, RunOptions
@@ -170,6 +170,8 @@ def _notes_on_run(frame) -> list[str]:
     Args:
         frame: the rows of `results` of the run.
     """
+    import pandas as pd
+
     from hmoe_repro.analysis.curves import rising_notes
     from hmoe_repro.analysis.results import checkpoints
     from hmoe_repro.analysis.tables import small_test_notes
@@ -180,6 +182,12 @@ def _notes_on_run(frame) -> list[str]:
             "No domain was held out, so there is no test accuracy. The accuracy on an unseen "
             "domain is that of runs that hold out each domain in turn."
         )
+        size = frame.in_domain_size.iloc[0]
+        if pd.notna(size):
+            notes.append(
+                f"The in-domain accuracy is on {plural(int(size), 'image')} of the test part of "
+                "the split, which neither trained the model nor selected it."
+            )
     return [*notes, *rising_notes(checkpoints(frame), frame), *small_test_notes(frame)]
 
 

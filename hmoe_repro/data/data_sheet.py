@@ -13,7 +13,7 @@ import torch
 from matplotlib.figure import Figure
 
 from ..core.errors import HmoeError, plural
-from .base import DomainDataset, MultiDomainDataset
+from .base import DomainDataset, MultiDomainDataset, sample_word
 
 # %% ../../nbs/02_data/15_data_sheet.ipynb #def-data-sheet
 MOST_CLASSES = 12  # rows of a sheet
@@ -144,7 +144,7 @@ def column_sheet(data: MultiDomainDataset, classes=None) -> Figure:
             axis.set_yticks([])
             axis.tick_params(labelsize=8)
     for axis, domain, labels in zip(axes[0], data.domain_names, data.labels):
-        axis.set_title(f"{domain}\n{plural(len(labels), 'row')}", fontsize=9)
+        axis.set_title(f"{domain}\n{plural(len(labels), sample_word(data))}", fontsize=9)
     handles, names = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=5, fontsize=9)
     hidden = len(data.columns) - len(drawn)

@@ -249,6 +249,13 @@ class KnownRows:
             if path != table.path and listed:
                 self.tables.append(listed)
 
+    def count(self) -> int:
+        """Return the number of images whose rows other tables list."""
+        listed: set = set()
+        for _, row_of_image in self.tables:
+            listed.update(row_of_image)
+        return sum(digest in listed for digest in self.images)
+
     def find(self, first: int, end: int) -> np.ndarray | None:
         """Return the rows from `first` to before `end`, or None if one of them is not known."""
         if not self.tables:
@@ -302,10 +309,9 @@ def _blocks(images: ImageDataset, views: int):
                 first += len(indices)
 
 
-def _build(images: ImageDataset, tables: list[Table], on_progress):
-    """Copy or compute the missing rows of `tables`."""
+def _build(images: ImageDataset, tables: list[Table], known: list[KnownRows], on_progress):
+    """Copy (from `known`) or compute the missing rows of `tables`."""
     done = [table.done() for table in tables]
-    known = [KnownRows(table, table.path.parent) for table in tables]
     versions, amount, _ = tables[0].shape
     for first, position, indices, seeds in _blocks(images, versions - 1):
         end = first + len(indices)
@@ -362,11 +368,14 @@ def _complete(images: ImageDataset, tables: list[Table], state: str):
         raise _refusal(images, folder, need)
     versions, amount, _ = tables[0].shape
     of_images = f"{plural(versions, 'version')} of {plural(amount, 'image')}"
-    task = f"precomputing {images.name}"
+    known = [KnownRows(table, folder) for table in tables]
+    copied = min(rows.count() for rows in known)
+    what = "precomputing" if copied < amount else "copying the precomputed features of"
+    task = f"{what} {images.name}"
     print(f"{task}: {of_images}, {decimal(need)} in {folder}", file=sys.stderr)
     try:
         with _undisturbed(), progress_bar(task) as on_progress:
-            _build(images, tables, on_progress)
+            _build(images, tables, known, on_progress)
         changed = tree_state(images.scanned) != state
         for table in tables:
             if changed:

@@ -33,7 +33,9 @@ from hmoe_repro.core.errors import (
 )
 from hmoe_repro.core.feature_tables import (
     AGREEMENT,
+    ARRAY_SUFFIX,
     FeatureTable,
+    is_array_file,
     is_feature_table,
     read_features,
     spurious_columns,
@@ -49,7 +51,7 @@ from hmoe_repro.core.files import (
 )
 from ..core.names import Patterns, matching_names
 from . import mnist
-from .base import DomainDataset, MultiDomainDataset, as_dataset
+from .base import DomainDataset, MultiDomainDataset, as_dataset, sample_word
 from .benchmarks import KNOWN, read_known
 from .digits import MORE_STYLES, STYLES, digit_domains, digit_styles, withheld_digits
 from .image_folder import TABLE_SUFFIXES, ImageTree, is_list, scan_tree
@@ -430,7 +432,8 @@ def _enter(text: str) -> str:
         text = f"{path}:{function}"
     else:
         path = resolved(text)
-        name = path.stem if is_list(path) else path.name
+        is_file = is_list(path) or is_array_file(path)
+        name = path.stem if is_file else path.name
         text = str(path)
     if _OWN.get(name) == text:
         return name
@@ -443,11 +446,11 @@ def _enter(text: str) -> str:
     if colon:
         build, seeded = read_function(path, name)
         data = build(0, None)
-        images = plural(sum(map(len, data.labels)), "image")
+        images = plural(sum(map(len, data.labels)), sample_word(data))
         info = {"summary": f"your file {path.name}: {images}", "seeded": seeded}
-    elif is_list(path) and is_feature_table(path):
+    elif is_feature_table(path):
         data = _of_table(read_features(path), name)
-        rows = plural(sum(map(len, data.labels)), "row")
+        rows = plural(sum(map(len, data.labels)), sample_word(data))
         info = {"summary": f"your table: {plural(len(data.columns), 'column')}, {rows}"}
         info["files"] = name
         build = lambda trial_seed, data_dir: _of_table(read_features(path), name)
@@ -487,8 +490,8 @@ def find_dataset(text: str, folder=".") -> str:
 
     Args:
         text: a name, or the path of a folder `<domain>/<class>/<image>`, of a list of images
-            (`data.image_folder.list_inventory`), of a table of numbers (`read_features`), or of a
-            function `file.py:Name`.
+            (`data.image_folder.list_inventory`), of a table of numbers or a file of arrays
+            (`read_features`), or of a function `file.py:Name`.
         folder: folder that a relative path starts from.
 
     Raises:
@@ -499,7 +502,7 @@ def find_dataset(text: str, folder=".") -> str:
     if text in DATASETS:
         return text
     path = Path(folder, expanded(text))
-    if ".py:" in text or path.is_dir() or is_list(path):
+    if ".py:" in text or path.is_dir() or is_list(path) or is_array_file(path):
         return _enter(str(path))
     return check_choice(text, DATASETS, "data set (nor is it the path of a folder or list)")
 
@@ -538,8 +541,9 @@ def recorded_dataset(name: str) -> str:
         own_datasets()
     is_path = ".py:" in name or name in ("", "..") or Path(name).name != name
     if name not in DATASETS and not is_path:
-        lists = [f"{name}{suffix}" for suffix in TABLE_SUFFIXES]
-        here = [text for text in (name, *lists) if Path(text).is_dir() or is_list(text)]
+        files = [f"{name}{suffix}" for suffix in (*TABLE_SUFFIXES, ARRAY_SUFFIX)]
+        here = [text for text in files if is_list(text) or is_array_file(text)]
+        here = [name] * Path(name).is_dir() + here
         if here:
             _enter(here[0])
     if name in DATASETS:

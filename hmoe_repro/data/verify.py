@@ -16,14 +16,7 @@ from ..core.errors import HmoeError, Place, check_choice, plural, public
 from ..core.feature_tables import is_feature_table, read_features
 from .benchmarks import KNOWN, KnownDataset, known_inventory, known_state
 from .cache import examine
-from hmoe_repro.data.image_folder import (
-    ImageTree,
-    Inventory,
-    is_list,
-    listed,
-    own_inventory,
-    shared_notes,
-)
+from .image_folder import ImageTree, Inventory, listed, own_inventory, shared_notes
 from .mnist import mnist_files
 from .registry import DATASETS, find_dataset, own_datasets
 
@@ -187,7 +180,7 @@ def row_counts(name: str) -> pd.DataFrame | None:
         HmoeError: as `read_features`, for a table that has changed since it was registered.
     """
     path = own_datasets().get(name)
-    if path is None or not is_list(path) or not is_feature_table(path):
+    if path is None or not is_feature_table(path):
         return None
     table = read_features(path)
     counts = {}

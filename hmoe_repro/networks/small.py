@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['pool', 'ConvNet', 'image_cnn', 'is_row_shape', 'row_shape', 'as_sequences', 'Standardise', 'standardise_columns',
-           'RowNet', 'RowD2V']
+           'RowNet', 'SequenceNet', 'RowD2V']
 
 # %% ../../nbs/03_networks/03_small.ipynb #imports
 import torch
@@ -156,6 +156,43 @@ class RowNet(Backbone):
         """Return the features (B, width), the mean over the T rows of a sequence."""
         hidden = self.layers(self.standardise(as_sequences(x)))
         return F.relu(hidden).mean(1)
+
+
+class SequenceNet(Backbone):
+    """Featurizer of sequences: x (B, F, T, 1) or (B, T, F) -> features (B, width).
+
+    Args:
+        input_shape: (F, T, 1) of the sequences, with T of at least 2 steps.
+        width: channels of each convolution.
+        layers: number of convolutions over the steps, each with ReLU.
+        kernel: steps that a convolution sees at once, an odd number.
+
+    Raises:
+        HmoeError: for the shape of an image or of single rows, and for an even kernel.
+    """
+
+    def __init__(self, input_shape, width: int = 64, layers: int = 2, kernel: int = 5):
+        super().__init__()
+        columns = _check_rows(input_shape, "conv1d")
+        if row_shape(input_shape)[1] < 2:
+            cause = "the network 'conv1d' takes sequences (N, T, F), and these are rows (N, F)."
+            raise HmoeError(cause, fix="the network mlp.")
+        if kernel % 2 == 0:
+            cause = f"row_kernel={kernel} is even, so no step is in the middle of it."
+            raise HmoeError(cause, fix=f"row_kernel={kernel + 1}.")
+        self.standardise = Standardise(columns)
+        inputs = (columns, *[width] * (layers - 1))
+        self.convolutions = nn.ModuleList(
+            nn.Conv1d(channels, width, kernel, padding=kernel // 2) for channels in inputs
+        )
+        self.num_features = width
+
+    def features(self, x):
+        """Return the features (B, width), the mean over the T steps."""
+        hidden = self.standardise(as_sequences(x)).transpose(1, 2)
+        for convolution in self.convolutions:
+            hidden = F.relu(convolution(hidden))
+        return hidden.mean(2)
 
 
 class RowD2V(Backbone):

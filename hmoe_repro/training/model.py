@@ -61,7 +61,7 @@ def build_dataset(config: RunConfig, data_dir=None) -> DomainDataset:
     if data.fingerprint != config.dataset_fingerprint:
         raise HmoeError(
             f"{config.dataset} has fingerprint {data.fingerprint} here, run {config.run_id} was "
-            f"made on {config.dataset_fingerprint}: images or labels differ.",
+            f"made on {config.dataset_fingerprint}: data or labels differ.",
             fix="use the original data, undo corrections of labels since, or plan the run anew.",
         )
     return data
@@ -314,10 +314,14 @@ def restore_model(
     """
     config = RunConfig.from_dict(record["config"])
     shape = read_data_shape(path, config)
-    if config.weights:  # the initial weights may be missing: the run's own replace them below
+    initial = config.weights
+    if initial:  # these weights may be missing: the run's own replace them below
         config = config.replace(weights="random")
     algorithm = build_algorithm(config, shape, trust_code)
     load_weights(path, algorithm, {"run": record["run_id"], "mode": mode})
+    for part in algorithm.modules():  # an algorithm may contain another one
+        if initial and isinstance(part, Algorithm) and "weights" in part.hparams:
+            part.hparams["weights"] = initial
     return algorithm.to(resolve_device(str(device))).eval(), shape
 
 

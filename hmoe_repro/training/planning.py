@@ -21,13 +21,20 @@ from ..algorithms.from_file import algorithm_name, source_hash
 from ..algorithms.hparams import draw_hparams, merge_hparams, named_hparams, with_network
 from ..core.errors import HmoeError, Place, blame_setting, check_choice, listed, public
 from ..core.seeds import random_state, restore_random_state
-from ..data.base import DomainDataset
+from ..data.base import DomainDataset, sample_word
 from ..data.loader import IMAGE_OPTIONS, common_classes
 from ..data.registry import DATASETS, find_dataset, keep_data, load_dataset
 from ..method.toy import sine_intervals
 from ..method.toy_hmoe import toy_hparams
 from ..networks.pretrained import RANDOM, resolve_weights
-from ..networks.registry import NETWORKS, ROW_NETWORK, image_defaults, usual_weights
+from hmoe_repro.networks.registry import (
+    NETWORKS,
+    ROW_NETWORK,
+    ROW_NETWORKS,
+    image_defaults,
+    row_network,
+    usual_weights,
+)
 from . import protocols
 from .run_config import NO_TEST_DOMAIN, TOY, RunConfig, RunOptions
 from .splits import cached_split_lists, register_splits
@@ -109,7 +116,7 @@ def _default_network(algorithm: type, data: DomainDataset) -> str:
     """Return the default network of a run: the algorithm's own or the papers'."""
     network = algorithm.HPARAMS["network"]
     if getattr(data, "columns", ()):
-        return ROW_NETWORK
+        return row_network(data.input_shape)
     if hasattr(data, "options"):  # photographs
         return network.large_image_default or "resnet50"
     return network.default
@@ -117,13 +124,13 @@ def _default_network(algorithm: type, data: DomainDataset) -> str:
 
 def _check_network(network: str, data: DomainDataset):
     """Raise `HmoeError` for rows of numbers with a network of images, and the other way round."""
-    if (network == ROW_NETWORK) == bool(getattr(data, "columns", ())):
+    if (network in ROW_NETWORKS) == bool(getattr(data, "columns", ())):
         return
     cause = f"{data.name} has images, and the network {network!r} takes rows of numbers."
     fix = "leave network out."
-    if network != ROW_NETWORK:
+    if network not in ROW_NETWORKS:
         cause = f"{data.name} has rows of numbers, and the network {network!r} takes images."
-        fix = f"network={ROW_NETWORK}, or leave it out."
+        fix = f"network={row_network(data.input_shape)}, or leave it out."
     raise HmoeError(cause, fix=fix, setting="network")
 
 
@@ -143,7 +150,7 @@ def _resolved_hparams(run: RunOptions, data: DomainDataset) -> dict:
     check_inputs(algorithm, data.input_shape)
     network_layer = {"network": run.network or _default_network(algorithm, data)}
     _check_network(network_layer["network"], data)
-    if network_layer["network"] == ROW_NETWORK and "d2v_encoder" in algorithm.HPARAMS:
+    if network_layer["network"] in ROW_NETWORKS and "d2v_encoder" in algorithm.HPARAMS:
         network_layer["d2v_encoder"] = ROW_NETWORK
     protocol_defaults = protocols.make_protocol(run).defaults
     protocol_layer = {n: v for n, v in protocol_defaults.items() if n in algorithm.HPARAMS}
@@ -258,10 +265,11 @@ def _registered_names(run: RunOptions) -> RunOptions:
 
 
 def _note_unknown(run: RunOptions, data: DomainDataset):
-    """Warn of test images whose class no training domain has, which are left out of the score."""
+    """Warn of test samples whose class no training domain has, which are left out of the score."""
     for domain, counts in protocols.unknown_classes(data, run.test_domains).items():
         named = listed([f"{name} ({count})" for name, count in counts.items()], 5)
-        note = f"left out of the score of {domain}: images of classes that no training domain has"
+        what = f"{sample_word(data)}s of classes that no training domain has"
+        note = f"left out of the score of {domain}: {what}"
         warnings.warn(f"{note}, {named}", stacklevel=4)
 
 

@@ -405,7 +405,7 @@ def predict_run(
     if record["status"] != "complete" or not steps:
         raise HmoeError(
             f"run {record['run_id']} has no selected model (status: {record['status']}).",
-            fix="choose a complete run of images (`hmoe runs` lists them).",
+            fix="choose a complete run (`hmoe runs` lists them).",
         )
     mode = next(iter(steps))
     path = selected_path(folder, mode)

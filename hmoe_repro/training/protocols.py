@@ -23,7 +23,7 @@ from ..core.devices import on_device
 from ..core.errors import HmoeError, check_choice, plural
 from ..core.metadata import Metadata, Minibatch
 from ..core.seeds import seed_hash
-from ..data.base import DomainDataset, Domains
+from ..data.base import DomainDataset, Domains, sample_word
 from .run_config import GREEDY, RunOptions
 from .splits import SplitLists, find_splits
 
@@ -64,11 +64,9 @@ def make_splits(dataset: DomainDataset, trial_seed: int) -> dict[str, dict[str, 
     splits = {}
     for i, (domain, labels) in enumerate(zip(dataset.domain_names, dataset.labels)):
         if len(labels) < 5:
-            raise HmoeError(
-                f"{dataset.name}: domain {domain!r} has {plural(len(labels), 'image')}, "
-                "too few to hold out a fifth.",
-                fix="give it at least 5.",
-            )
+            count = plural(len(labels), sample_word(dataset))
+            cause = f"{dataset.name}: domain {domain!r} has {count}, too few to hold out a fifth."
+            raise HmoeError(cause, fix="give it at least 5.")
         inside, outside = split_indices(len(labels), trial_seed, i)
         splits[domain] = {"in": torch.from_numpy(inside), "out": torch.from_numpy(outside)}
     return splits
@@ -410,9 +408,9 @@ def unknown_classes(data: DomainDataset, test_domains: Sequence[str]) -> dict[st
         labels = data.labels[data.domain_index(domain)].tolist()
         unknown = Counter(data.class_names[y] for y in labels if y not in known)
         if unknown.total() == len(labels):
+            cause = f"{data.name}: no {sample_word(data)} of the test domain {domain!r} has a class"
             raise HmoeError(
-                f"{data.name}: no image of the test domain {domain!r} has a class of a training "
-                "domain, so nothing can be scored.",
+                f"{cause} of a training domain, so nothing can be scored.",
                 fix="another test domain.",
             )
         if unknown:
@@ -467,8 +465,10 @@ def given_splits(
     """Divide a data set for DomainBed's protocol by a given split.
 
     In a training domain, 'in' has the images for training and 'out' those for validation. Its test
-    images are used for nothing. In a test domain, 'in' has the test images, or all images if none
-    is marked so. Without validation images, 'out' is a fifth that the trial seed draws from 'in'.
+    images are used for nothing, unless there is no test domain (the final model): then they are
+    the part 'test', which is only scored. In a test domain, 'in' has the test images, or all images
+    if none is marked so. Without validation images, 'out' is a fifth that the trial seed draws from
+    'in'.
 
     Args:
         data: the data set.
@@ -477,7 +477,8 @@ def given_splits(
         lists: the given split.
 
     Returns:
-        domain -> {'in', 'out'} -> indices.
+        domain -> {'in', 'out'} -> indices, and 'test' for domains of a final model that have test
+        images.
 
     Raises:
         HmoeError: for a domain with fewer than five images to draw from.
@@ -497,6 +498,8 @@ def given_splits(
             outside = inside[torch.from_numpy(drawn_out)]
             inside = inside[torch.from_numpy(drawn_in)]
         splits[domain] = {"in": inside, "out": outside}
+        if not test_domains and "test" in parts:
+            splits[domain]["test"] = parts["test"]
     return splits
 
 # %% ../../nbs/05_training/03_protocols.ipynb #def-domainbed
@@ -565,8 +568,9 @@ class DomainBedProtocol:
     def parts(self, splits: dict, improved: bool, last: bool) -> list[tuple[str, str]]:
         """List what to evaluate at a checkpoint, apart from the validation parts.
 
-        The policy 'selection' adds part 'in' of the test domains, if the validation accuracy
-        improved or training ends. The policy 'all' adds all other parts of the splits.
+        The policy 'selection' adds part 'in' of the test domains, and parts 'test' of a final
+        model, if the validation accuracy improved or training ends. The policy 'all' adds all
+        other parts of the splits.
 
         Args:
             splits: domain -> part -> indices.
@@ -578,11 +582,12 @@ class DomainBedProtocol:
         """
         test_domains = self.run.test_domains
         policy, _ = parse_evaluate_option(self.run.evaluate)
+        own_tests = [(domain, "test") for domain, parts in splits.items() if "test" in parts]
         if policy == "selection":
             if not (improved or last):
                 return []
-            return [(domain, "in") for domain in test_domains]
-        pairs = []
+            return [(domain, "in") for domain in test_domains] + own_tests
+        pairs = own_tests
         for domain in splits:
             pairs.append((domain, "in"))
             if domain in test_domains:
@@ -696,10 +701,11 @@ def dmg_splits(
             continue
         parts = _source_parts(lists_of_domain, size, trial_seed, position)
         if len(parts["val"]) == 0:
+            word = sample_word(data)
             raise HmoeError(
-                f"{data.name}: domain {domain!r} has {plural(size, 'image')}, "
-                "too few for a tenth of the images outside the test part.",
-                fix=f"more images, or a list {domain}_val.txt.",
+                f"{data.name}: domain {domain!r} has {plural(size, word)}, "
+                f"too few for a tenth of the {word}s outside the test part.",
+                fix=f"more {word}s, or a list {domain}_val.txt.",
             )
         splits[domain] = {names[part]: indices for part, indices in parts.items()}
     return splits

@@ -83,8 +83,8 @@ class RunOptions(Checked):
         description="A name of `hmoe list --algorithms`, file.py:Name or domainbed:NAME."
     )
     dataset: str = Field(
-        description="A name of `hmoe list --datasets`, a folder or list of images, or a table of "
-        "numbers."
+        description="A name of `hmoe list --datasets`, a folder or list of images, or a table or "
+        "arrays (.npz) of numbers."
     )
     test_domains: NameTuple = Field(
         (),
@@ -96,7 +96,7 @@ class RunOptions(Checked):
     network: str | None = Field(
         None,
         description="A name of `hmoe list --networks`, or timm:NAME. Default: the algorithm's, "
-        "mnist_cnn for digits, mlp for rows of numbers, resnet50 for image files.",
+        "mnist_cnn for digits, mlp for rows of numbers, conv1d for sequences, resnet50 for files.",
     )
     resolution: Pixels | None = Field(None, description="Pixels a side. Default: the data set's.")
     steps: Count | None = Field(None, description="Number of updates. Default: 5001.")

@@ -241,7 +241,7 @@ def read_split_lists(folder, data: DomainDataset) -> SplitLists:
     tree = getattr(data, "tree", None)
     if tree is None:
         raise HmoeError(
-            f"{data.name} is made of tensors, so its images have no names that a list could give.",
+            f"{data.name} is made of tensors, so its samples have no names that a list could give.",
             fix="leave --splits out. The split then follows the trial seed.",
         )
     if gives_parts(folder):
