@@ -69,11 +69,13 @@ def unit(v):
 # PCL
 
 
-def pcl_by_hand(v, y, proxies):
+def pcl_by_hand(v, y, proxies, published=False):
     "Image by image: its proxy, and every image of another class at an acute angle."
     total = 0
+    by_class = sorted(range(len(y)), key=lambda b: y[b])
     for b in range(len(y)):
-        own = torch.exp(12 * (unit(v[b]) @ unit(proxies[y[b]])))
+        a = by_class[b] if published else b
+        own = torch.exp(12 * (unit(v[a]) @ unit(proxies[y[a]])))
         others = 0
         for k in range(len(y)):
             similarity = unit(v[b]) @ unit(v[k])
@@ -89,9 +91,10 @@ def batch_norm_by_hand(norm, z):
     return norm.weight * (z - mean) / (variance + norm.eps) ** 0.5 + norm.bias
 
 
-def test_an_update_of_pcl_by_hand():
+@pytest.mark.parametrize("published", [False, True])
+def test_an_update_of_pcl_by_hand(published):
     settings = {"pcl_weight": 0.7, "pcl_hidden": 7, "pcl_dim": 5, "pcl_dropout": 0.0}
-    fast, slow = build(PCL, settings)
+    fast, slow = build(PCL, settings | {"domainbed_compat": published})
 
     def loss(model, batches, t):
         x, y = together(batches)
@@ -101,7 +104,7 @@ def test_an_update_of_pcl_by_hand():
         nll = by_hand.cross_entropy(z @ model.classifier.weight.T, y)
         proxies = model.classifier.weight @ model.proxy_projection.weight.T
         v = z @ model.projection.weight.T + model.projection.bias
-        contrast = pcl_by_hand(v, y.tolist(), proxies)
+        contrast = pcl_by_hand(v, y.tolist(), proxies, published)
         return {"loss": nll + 0.7 * contrast, "nll": nll, "contrast": contrast}
 
     follow(fast, slow, loss)
@@ -117,6 +120,23 @@ def test_proxy_contrast_counts_acute_negatives_only_and_ignores_lengths():
     lengths = torch.rand(9, 1, dtype=torch.float64) + 0.5
     torch.testing.assert_close(proxy_contrast(lengths * v, y, 3 * proxies), found)
     assert proxy_contrast(v, torch.zeros(9, dtype=torch.long), proxies) == 0  # nobody else
+
+
+def test_published_pcl_gives_an_image_the_proxy_term_of_another():
+    v = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]], dtype=torch.float64)
+    y = torch.tensor([1, 0, 1])
+    proxies = torch.tensor([[0.0, 1.0], [1.0, 0.0]], dtype=torch.float64)
+    # similarities with the own proxy are 1, 1 and 0.6, and image 1 has the negative image 2 at 0.8
+    intended = [0, math.log(1 + math.exp(12 * (0.8 - 1))), math.log(1 + math.exp(12 * (0.8 - 0.6)))]
+    assert proxy_contrast(v, y, proxies).item() == pytest.approx(sum(intended) / 3, rel=1e-12)
+    y = torch.tensor([1, 1, 0])  # sorted by class: image 2, then 0, then 1
+    terms = [0.8, 1.0, 0.0]  # those of images 2, 0 and 1
+    negatives = [[0.6], [0.8], [0.6, 0.8]]
+    published = 0
+    for own, others in zip(terms, negatives):
+        published += math.log(1 + sum(math.exp(12 * (other - own)) for other in others)) / 3
+    found = proxy_contrast(v, y, proxies, published=True)
+    assert found.item() == pytest.approx(published, rel=1e-12)
 
 
 def test_pcl_starts_as_released_and_needs_a_linear_classifier():
@@ -342,12 +362,12 @@ def matchdg_by_hand(first, random, weight, tau, total):
         d = domains_of(batches)
         z = model.matcher(x)
         if t / total < first:
-            distance = [[-(unit(a) @ unit(b)).item() for b in z] for a in z]
+            distance = [[((a - b) ** 2).sum().item() for b in z] for a in z]
             if t / total < random:
                 distance = torch.rand(len(y), len(y), dtype=torch.float64).tolist()
             matches = matches_by_hand(distance, y.tolist(), d)
             return {"loss": contrast(z, y.tolist(), matches)}
-        distance = [[-(unit(a) @ unit(b)).item() for b in z] for a in z]
+        distance = [[((a - b) ** 2).sum().item() for b in z] for a in z]
         matches = matches_by_hand(distance, y.tolist(), d)
         logits = model.predict(x)
         nll = by_hand.cross_entropy(logits, y)
@@ -372,6 +392,22 @@ def test_updates_of_both_phases_of_matchdg_by_hand():
     }
     fast, slow = build(MatchDG, settings)
     follow(fast, slow, matchdg_by_hand(0.5, 0.2, 0.9, 0.3, 8), updates=8, total=8)
+
+
+def test_matchdg_matches_the_nearest_features_whatever_their_direction():
+    model = MatchDG((3, 2, 2), 1, 2, SMALL | {"match_fraction": 0.0, "match_weight": 1.0})
+    model.double()
+    x = torch.zeros(3, 3, 2, 2, dtype=torch.float64)
+    x[0, :2, 0, 0] = torch.tensor([1.0, 0.0])
+    x[1, :2, 0, 0] = torch.tensor([9.0, 0.0])  # the same direction, and far away
+    x[2, :2, 0, 0] = torch.tensor([1.0, 1.0])
+    model.matcher = torch.nn.Flatten()
+    model.predict = lambda images: images[:, :2, 0, 0]
+    model.total_steps, model.update_count = 2, 1
+    y = torch.zeros(3, dtype=torch.long)
+    # images 0 and 2 match each other at a squared distance of 1; image 1 matches 0, 64 away
+    found = model.loss([(x[:1], y[:1]), (x[1:], y[1:])])["penalty"]
+    assert found.item() == pytest.approx((1 + 64 + 1) / 3)
 
 
 def test_the_phases_of_matchdg_move_different_networks():

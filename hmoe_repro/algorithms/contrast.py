@@ -420,7 +420,9 @@ PROXY_SCALE = 12.0  # of similarities, in the released code of PCL
 LEAST_SIMILARITY = 1e-6  # of a negative that counts
 
 
-def proxy_contrast(v: torch.Tensor, y: torch.Tensor, proxies: torch.Tensor) -> torch.Tensor:
+def proxy_contrast(
+    v: torch.Tensor, y: torch.Tensor, proxies: torch.Tensor, published: bool = False
+) -> torch.Tensor:
     """Compute the contrast of each image with its class's proxy (Yao et al., 2022).
 
     Negatives are the images of other classes whose similarity is positive.
@@ -429,12 +431,16 @@ def proxy_contrast(v: torch.Tensor, y: torch.Tensor, proxies: torch.Tensor) -> t
         v: features (B, F), normalised here.
         y: labels (B,).
         proxies: a vector of each class (C, F), normalised here.
+        published: whether the similarities with proxies are sorted by class and the negatives are
+            not, as in the released code of PCL.
 
     Returns:
         The mean over images, a scalar.
     """
     v = F.normalize(v)
     positive = (v * F.normalize(proxies)[y]).sum(1, keepdim=True)
+    if published:
+        positive = positive[y.argsort(stable=True)]
     similar = v @ v.T
     counts = (y[:, None] != y) & (similar >= LEAST_SIMILARITY)
     negative = similar.masked_fill(~counts, -torch.inf)
@@ -449,8 +455,8 @@ class PCL(ERM):
 
     Loss: mean cross entropy + pcl_weight * `proxy_contrast` of the projected features and the
     projected rows of the classifier. An encoder of two layers lies between featurizer and
-    classifier. Deviations: those of the released code from the paper, and one encoder for all data
-    sets.
+    classifier. Deviations: the negatives of the released code, an image's own proxy (not with
+    `domainbed_compat`), and one encoder for all data sets.
 
     Raises:
         HmoeError: if the classifier is not linear.
@@ -482,7 +488,8 @@ class PCL(ERM):
         z = self.encoder(self.featurizer(x))
         nll = F.cross_entropy(self.classifier(z), y)
         proxies = self.proxy_projection(self.classifier.weight)
-        contrast = proxy_contrast(self.projection(z), y, proxies)
+        published = self.hparams["domainbed_compat"]
+        contrast = proxy_contrast(self.projection(z), y, proxies, published)
         loss = nll + self.hparams["pcl_weight"] * contrast
         return {"loss": loss, "nll": nll, "contrast": contrast}
 

@@ -199,9 +199,10 @@ class MatchDG(ERM):
 
     def contrast(self, x, y, minibatches) -> torch.Tensor:
         """Compute the matcher's contrastive loss, a scalar."""
-        z = F.normalize(self.matcher(x))
+        features = self.matcher(x)
+        z = F.normalize(features)
         similar = z @ z.T / self.hparams["match_temperature"]
-        distance = -similar.detach()
+        distance = torch.cdist(features.detach(), features.detach())
         if self.progress < self.hparams["match_random"]:
             distance = torch.rand_like(distance)
         matches, found = find_matches(distance, minibatches)
@@ -221,8 +222,8 @@ class MatchDG(ERM):
         if self.progress < self.hparams["match_fraction"]:
             return {"loss": self.contrast(x, y, minibatches)}
         with in_evaluation(self.matcher), torch.no_grad():
-            z = F.normalize(self.matcher(x))
-        matches, found = find_matches(-z @ z.T, minibatches)
+            features = self.matcher(x)
+        matches, found = find_matches(torch.cdist(features, features), minibatches)
         logits = self.predict(x)
         nll = F.cross_entropy(logits, y)
         difference = (logits[:, None] - logits[matches]).square().sum(2)  # (B, M)
