@@ -110,7 +110,9 @@ def test_mistakes_are_one_line_with_a_fix(tmp_path):
     assert "VLCS, PACS" in refused("verify", "PACSS")
     assert "Valid: MNIST, ColoredMNIST" in refused("download", "DigitDomains")
     assert "data download TerraIncognita" in refused("verify", "TerraIncognita")
-    assert "for 0 archives" in refused("download", "PACS", "--sha256", "0" * 64)
+    assert "without --archive" in refused("download", "PACS", "--sha256", "0" * 64)
+    given = ("--archive", "a.zip", "--sha256", "0" * 64, "--sha256", "1" * 64)
+    assert "2 checksums for 1 archives" in refused("download", "PACS", *given)
     assert "does not exist" in refused("download", "PACS", "--archive", str(tmp_path / "no.zip"))
     assert not (tmp_path / "data").exists() or not list((tmp_path / "data").iterdir())
 

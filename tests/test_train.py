@@ -380,7 +380,7 @@ def test_a_failed_record_has_no_absolute_path(tmp_path, monkeypatch):
 
 def test_other_data_under_the_same_name_is_refused(tmp_path):
     config = short("ERM").replace(dataset_fingerprint="0" * 12)
-    assert "images or labels differ" in run(config, RunStore(tmp_path))["reason"]
+    assert "data or labels differ" in run(config, RunStore(tmp_path))["reason"]
 
 
 def test_threads_are_put_back_and_a_second_owner_is_told(tmp_path):

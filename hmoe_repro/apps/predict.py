@@ -625,16 +625,18 @@ def predictions_csv(table: pd.DataFrame) -> bytes:
     return csv_text(table, "%.4f").encode("utf-8", "surrogateescape")
 
 # %% ../../nbs/09_apps/03_predict.ipynb #def-predict-images
-def _as_image(image, model: TrainedModel) -> Image.Image:
+def _as_image(image, read: Callable[..., Image.Image] = read_image) -> Image.Image:
     """Convert an image file, a Pillow image or an array to an upright RGB image of 8 bits.
 
-    A file is read as in the training of the model.
+    Args:
+        image: the file, image or array.
+        read: function that reads a file, such as `TrainedModel.read`.
 
     Raises:
         HmoeError: for other types, and for values that `to_levels` refuses.
     """
     if isinstance(image, str | Path):
-        return model.read(expanded(image))
+        return read(expanded(image))
     fix = "a path, an image of Pillow, or an array height x width x 3 (red, green, blue) of bytes, "
     fix += "whole numbers of 16 bits, or floats 0 to 1. Pass several images as a list."
     try:
@@ -683,7 +685,7 @@ def predict_images(
     parts = []
     for start in range(0, len(sources), 256):
         batch = sources[start : start + 256]
-        pixels = [model.pixels(_as_image(image, model)) for image in batch]
+        pixels = [model.pixels(_as_image(image, model.read)) for image in batch]
         parts.append(model.forward_images(torch.from_numpy(np.stack(pixels)), mode))
     names = []
     for i, source in enumerate(sources):
