@@ -341,6 +341,18 @@ def test_the_first_claim_measured_on_the_pages_own_study_answers():
     assert both.part.studies == ("quick-rotated",)
 
 
+def test_a_planned_study_answers_before_an_older_one_on_the_same_data():
+    key = "as ERM, PACS"
+    studies = ["pacs-pacs", "pacs-power"]
+    assert page_answer([key], "pacs", studies[:1]).part.studies == ("pacs-pacs",)
+    planned = page_answer([key], "pacs", studies).part
+    assert planned.studies == ("pacs-power",)
+    assert planned.evidence.seeds == 7
+    # a planned study of other data does not answer in place of the page's own
+    competitive = page_answer(["competitive with ERM"], "mnist", ["mnist-colored", "pacs-power"])
+    assert competitive.part.benchmark == "ColoredMNIST"
+
+
 def test_another_study_answers_only_on_the_same_data_and_is_named():
     key = "experts beat dense twin"
     answer = page_answer([key], "quick", ["quick-gmoe"])

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from hmoe_repro.analysis.claims import (
     CONTRADICTED,
     MIXED,
+    PLANNED,
     POINTS,
     SUPPORTED,
     UNDECIDED,
@@ -348,6 +349,15 @@ def _datasets(studies) -> set[str]:
     return names
 
 
+def _leading(parts: list[Part]) -> Part:
+    """Return the part that answers a page: a planned one on the benchmark of the first, or this."""
+    for part in parts:
+        is_planned = part.origin is not None and part.origin.kind == PLANNED
+        if is_planned and part.benchmark == parts[0].benchmark:
+            return part
+    return parts[0]
+
+
 def page_answer(
     claims: list[str], profile: str, studies: list[str], store: str = ""
 ) -> PageAnswer | None:
@@ -378,9 +388,12 @@ def page_answer(
         return _of_profile(names, profile) and _datasets(names) <= own_data
 
     for claim in listed:
-        for part in _measured_parts(claim, is_own, store):
-            return part_answer(claim, part)
+        parts = _measured_parts(claim, is_own, store)
+        if parts:
+            return part_answer(claim, _leading(parts))
     for claim in listed:
-        for part in _measured_parts(claim, is_alike, store):
+        parts = _measured_parts(claim, is_alike, store)
+        if parts:
+            part = _leading(parts)
             return part_answer(claim, part, source=part.studies[0])
     return None
