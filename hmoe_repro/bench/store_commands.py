@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import pandas as pd
 
@@ -50,7 +50,8 @@ def _patterns(study: str) -> list[Record]:
 def _with_seed(pattern: Record, seed: int) -> Record:
     """Return a copy of a record with another trial seed, and the run id that follows from it."""
     config = pattern["config"] | {"trial_seed": seed}
-    return pattern | {"config": config, "run_id": RunConfig.from_dict(config).run_id}
+    changed = {"config": config, "run_id": RunConfig.from_dict(config).run_id}
+    return cast(Record, {**pattern, **changed})
 
 
 def _pattern_and_seed(count: int, patterns: Sequence) -> Iterator[tuple]:
@@ -261,7 +262,9 @@ def _ratio_of_target(target: dict, record: dict) -> pd.Series:
     It is NaN if the scale leaves the command out.
     """
     measured = times_target(record, max(record["sizes"]["records"]))
-    return measured.get(target["of"], pd.Series([math.nan]))
+    if target["of"] not in measured:
+        return pd.Series([math.nan])
+    return cast(pd.Series, measured[target["of"]])
 
 
 STORE_TARGETS = targets_of("store", _ratio_of_target)

@@ -16,7 +16,7 @@ import textwrap
 import time
 import traceback
 import warnings
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 from typer.core import TyperCommand, TyperOption
@@ -53,7 +53,8 @@ class _Command(TyperCommand):
     def invoke(self, ctx):
         """Check that no option would be ignored, and call the command."""
         group = ctx.parent.info_name if ctx.parent and ctx.parent.parent else ""
-        with running(ctx, f"{group} {ctx.info_name}".strip()):
+        context = cast(typer.Context, ctx)
+        with running(context, f"{group} {ctx.info_name}".strip()):
             return super().invoke(ctx)
 
     def get_params(self, ctx):
