@@ -91,6 +91,24 @@ def test_many_pictures_take_the_time_and_memory_that_are_stated(record):
     assert stage["page_megabytes"] < 2
 
 
+def test_many_pictures_at_the_default_size(record):
+    stage = record["many"]
+    assert stage["images"] == record["many, small"]["images"]
+    stated = f"{stage['cpu_seconds']:.0f} seconds and {stage['peak_megabytes']:,.0f} MB"
+    assert f"default of {stage['resolution']} pixels, they took {stated}" in TEXT
+
+
+def test_reading_is_as_fast_as_stated(record):
+    stage = record["reading"]
+    milliseconds = {w: 1000 * s for w, s in stage["cpu_seconds_of_an_image"].items()}
+    assert f"took {milliseconds['reduced']:.0f} milliseconds of processor time" in TEXT
+    assert f"{milliseconds['whole']:.0f} when it was decoded whole" in TEXT
+    assert f"and {milliseconds['torchvision']:.0f} with torchvision's loader" in TEXT
+    assert f"({stage['images']} photographs, three rounds)" in TEXT
+    assert f"differ by {stage['mean_difference']:.2f} of 255 on average" in TEXT
+    assert milliseconds["reduced"] < milliseconds["whole"] / 3
+
+
 def test_pairs_are_those_of_the_record(record):
     together, without = record["photographs and drawings, four styles, draw 0"]["pairs"]
     assert f"({together:.2f} on 700 images of PACS in three groups)" in TEXT
