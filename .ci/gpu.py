@@ -378,8 +378,8 @@ def run_training(options, seconds, step):
         if left <= 0:
             break
         command = [sys.executable, "-m", "hmoe_repro.cli.app", "sweep", part.study]
-        command += ["--profile", part.study.partition("-")[0], "--device", options.device]
-        command += ["--minutes", f"{left / 60:.3f}", *part.options()]
+        command += ["--device", options.device, "--minutes", f"{left / 60:.3f}"]
+        command += part.options()
         if options.jobs:
             command += ["--jobs", str(options.jobs)]
         status = call(command, left + LAST / 2) or status
