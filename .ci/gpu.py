@@ -13,6 +13,7 @@ Slots fit into one short visit each; `python .ci/gpu.py slots` lists their runs.
     rotated     Table 5: ERM, HMOE-DL and -DN on RotatedMNIST
     baselines   Table 1: the other 13 algorithms, on ColoredMNIST first
     speed       time and memory of eight algorithms, as in GMoE's Table 16
+    together    updates a second over all runs, with 1 to 14 of them on the GPU
 
 It needs Python 3.11 or newer, PyTorch and the library's own dependencies; no network, no notebook
 tools and no home folder; `check` needs pytest. Packages that the other machine lacks travel as
@@ -75,7 +76,10 @@ STEPS = {
     "rotated": (Part("paper-rotated"),),
     "baselines": (Part("paper-colored-baselines"), Part("paper-rotated-baselines")),
     "speed": (),
+    "together": (),
 }
+BENCHES = {"speed": "algorithms", "together": "together"}  # step -> what `hmoe bench` measures
+
 SLOTS = {
     "1": (Part("paper-colored"),),
     "2": (Part("paper-colored-baselines", ("ARM",)),),
@@ -386,11 +390,14 @@ def run_training(options, seconds, step):
     return {"ok": status == 0, "status": status, **bring_home(options, step)}
 
 
-def run_speed(options, seconds):
-    "`hmoe bench --what algorithms`, at the paper's batch."
+def run_bench(options, seconds, step):
+    "`hmoe bench` of what a step measures, at the scale of a GPU; its record goes to --out."
     scale = "tiny" if options.profile == "smoke" else "gpu"
-    command = [sys.executable, "-m", "hmoe_repro.cli.app", "bench", "--what", "algorithms"]
-    status = call([*command, "--scale", scale, "--device", options.device], seconds)
+    command = [sys.executable, "-m", "hmoe_repro.cli.app", "bench", "--what", BENCHES[step]]
+    command += ["--scale", scale, "--device", options.device]
+    status = call(command, seconds)
+    for path in Path(os.environ["HMOE_RUNS"]).glob("bench-*.json"):
+        shutil.copy(path, options.out)
     return {"ok": status == 0, "status": status}
 
 
@@ -486,7 +493,9 @@ def perform(options, step, seconds):
     try:
         if (STEPS | SLOTS)[step]:
             return run_training(options, seconds, step)
-        return (run_check if step == "check" else run_speed)(options, seconds)
+        if step in BENCHES:
+            return run_bench(options, seconds, step)
+        return run_check(options, seconds)
     except HmoeError as error:
         reason = str(error)
     except Exception as error:

@@ -101,6 +101,15 @@ def test_records_that_came_home_need_not_be_trained_on_another_machine(first, ba
     assert steps["colored"]["complete"] == 12
 
 
+@pytest.mark.slow
+def test_the_record_of_a_benchmark_comes_home(bare, tmp_path):
+    done = gpu(bare, *there(tmp_path, "together"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    record = json.loads((tmp_path / "out" / "bench-together-tiny.json").read_text())
+    assert set(record["updates_per_second"]["ERM"]) == {"1", "2"}
+    assert report(tmp_path)["steps"]["together"]["ok"]
+
+
 # Pieces of it, in this process
 
 

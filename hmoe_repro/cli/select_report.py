@@ -296,6 +296,7 @@ def _benches() -> dict:
     from hmoe_repro.bench.grouping_trials import GROUPINGS
     from hmoe_repro.bench.layers import LAYERS
     from hmoe_repro.bench.registry_costs import REGISTRY
+    from hmoe_repro.bench.side_by_side import TOGETHER
     from hmoe_repro.bench.store_commands import STORE
     from hmoe_repro.bench.sweep_overhead import SWEEPS
     from hmoe_repro.bench.systems import SYSTEMS
@@ -311,6 +312,7 @@ def _benches() -> dict:
         SYSTEMS,
         SWEEPS,
         STORE,
+        TOGETHER,
     )
     return {bench.what: bench for bench in benches}
 
@@ -318,13 +320,18 @@ def _benches() -> dict:
 def bench_command(
     what: Annotated[
         str,
-        option("updates, moe, algorithms, registry, frozen, groupings, systems, sweep or store."),
+        option(
+            "updates, moe, algorithms, registry, frozen, groupings, systems, sweep, store or "
+            "together."
+        ),
     ] = "updates",
     rounds: Annotated[int, option("How often everything is measured, in turn.", min=3)] = 7,
     scale: Annotated[
         str | None, option("full, tiny or gpu (the paper's batch); systems: quick, tiny.")
     ] = None,
-    device: Annotated[str, option("For algorithms only: cpu, cuda or another.")] = "cpu",
+    device: Annotated[
+        str, option("For algorithms and together only: cpu, cuda or another.")
+    ] = "cpu",
     publish: Annotated[
         bool, option("Write the record to results/ and render its page.", "--publish")
     ] = False,
