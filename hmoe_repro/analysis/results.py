@@ -377,7 +377,9 @@ def results(source, store: str = "") -> pd.DataFrame:
           step of the selected checkpoint,
         - columns named by their paths: `hparams.*`, `discovery.*`, `clusters.*`,
           `environment.*`,
-        - record, the complete record.
+        - record, the complete record. In a frame of a thousand runs or more of a folder, its
+          checkpoints and arrays are read from its file when they are used, and an error is
+          raised if the file has changed.
 
         Failed runs and runs of the toy have one row without a mode. A run that is in two studies
         is listed once.
