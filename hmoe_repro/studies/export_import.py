@@ -19,6 +19,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, BinaryIO, NamedTuple, TypeGuard
 
@@ -127,7 +128,18 @@ def _small_member(name: str, content: bytes, digest: str) -> bytes:
     return b"".join((headers, content, bytes(-len(content) % tarfile.BLOCKSIZE)))
 
 
-def _add_large(archive: tarfile.TarFile, name: str, source: IO[bytes]):
+def _digest_of(content: bytes, source: BinaryIO, known: IndexEntry | None) -> str:
+    """Return the SHA-256 of the content that was just read from an open file.
+
+    It is the one in the index of the store if the file has not changed since that was computed.
+    """
+    state = file_state(source.fileno())
+    if known is not None and state is not None and state.proves(known.state):
+        return known.digest
+    return hashlib.sha256(content).hexdigest()
+
+
+def _add_large(archive: tarfile.TarFile, name: str, source: BufferedReader):
     """Add an open file to an archive. It is read in pieces."""
     member = _member(name, hashlib.file_digest(source, "sha256").hexdigest())
     member.size = source.tell()
@@ -154,14 +166,12 @@ def _write_archive(files: Iterator[_File], file: BinaryIO) -> list[str]:
     with gzip.GzipFile("", "wb", _LEVEL, fileobj=file, mtime=0) as packed:
         with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
             for name, path, known in files:
-                with contextlib.suppress(FileNotFoundError), open(path, "rb", 0) as source:
+                with contextlib.suppress(FileNotFoundError), open(path, "rb") as source:
                     size = os.fstat(source.fileno()).st_size
                     _refuse_large(path, size)
                     if size < _SMALL:
                         content = source.read()
-                        state = file_state(source.fileno())  # after the content was read
-                        proven = known and state and state.proves(known.state)
-                        digest = known.digest if proven else hashlib.sha256(content).hexdigest()
+                        digest = _digest_of(content, source, known)
                         block = _small_member(name, content, digest)
                         packed.write(block)
                         archive.offset += len(block)
