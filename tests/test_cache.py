@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -17,8 +19,9 @@ from trees import evaluation_transform
 
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.data import cache as module
+from hmoe_repro.data import verify
 from hmoe_repro.data.cache import cache_file, cache_root, examine, open_cache
-from hmoe_repro.data.image_folder import scan_tree
+from hmoe_repro.data.image_folder import ImageTree, scan_tree
 from hmoe_repro.data.transforms import normalise, read_image
 
 SUFFIXES = (".jpg", ".png", ".webp", ".bmp")
@@ -55,6 +58,27 @@ def reads(tree, **options):
     seen = []
     examine(tree, on_progress=lambda done, total: seen.append(total), **options)
     return seen[-1] if seen else 0
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_the_list_of_all_files_is_not_made_for_each_file(root, warm, monkeypatch):
+    tree = scan_tree(root)
+    if warm:
+        examine(tree)
+    made = []
+    flat = ImageTree.flat.fget
+    counted = property(lambda self: (made.append(1), flat(self))[1])
+    monkeypatch.setattr(ImageTree, "flat", counted)
+    digests, reasons = examine(tree)
+    assert reasons == [None] * 12
+    assert len(set(digests)) == 12
+    assert len(made) < 6
+    made.clear()
+    table = pd.DataFrame({"file": flat(tree)})
+    found = SimpleNamespace(notes=[], unreadable=[], missing=[], root=root, table=table)
+    verify._open_images(found, tree, 1, None)
+    assert len(found.table) == 12
+    assert len(made) < 12
 
 
 def pixels(cache):
@@ -182,7 +206,7 @@ def test_an_interrupted_build_leaves_nothing(root):
 BUILD = """
 import os, sys, time
 from hmoe_repro.data.cache import open_cache
-from hmoe_repro.data.image_folder import scan_tree
+from hmoe_repro.data.image_folder import ImageTree, scan_tree
 import hmoe_repro.data.cache as cache
 slow = cache.square
 def square(*arguments):

@@ -157,6 +157,19 @@ def test_the_command_writes_picture_and_record_and_replaces_neither(tmp_path):
     assert json.loads((tmp_path / "lr.json").read_text())["loss"] == record["loss"]
 
 
+@pytest.mark.parametrize("length", [["--steps", "20"], ["--protocol", "dmg", "--epochs", "3"], []])
+def test_a_note_says_that_steps_are_not_the_updates_of_the_test(length, tmp_path):
+    done = hmoe(*GIVEN, *length, "--output", "lr.png", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "lr.json").read_text())
+    assert len(record["rate"]) == 12
+    note = f"The test makes 12 updates, set by --updates. {' '.join(length[-2:])} sets only"
+    assert (note in done.stdout) == bool(length)
+    assert ("set by --updates" in done.stdout) == bool(length)
+    if "--steps" in length:
+        assert record["config"]["steps"] == 20
+
+
 def test_another_suffix_is_refused_before_training(tmp_path):
     refused = hmoe(*GIVEN, "--output", "lr.jpg", folder=tmp_path)
     assert refused.returncode != 0

@@ -1,27 +1,35 @@
 """The index of a store is a cache: with it, without it and with a damaged one, answers are the
 same."""
 
+import copy
+import hashlib
+import io
 import json
 import os
+import pickle
 import random
 import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from many_runs import many_records, write_store
 
-from hmoe_repro.analysis.results import MODE_ORDER, results
+from hmoe_repro.analysis.results import MODE_ORDER, frame_of, results
 from hmoe_repro.bench.store_commands import write_generated
 from hmoe_repro.core import file_index
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.file_index import FileIndex
 from hmoe_repro.method.hmoe import HMOE_MODES
+from hmoe_repro.studies import export_import
 from hmoe_repro.studies.estimates import timings
+from hmoe_repro.studies.export_import import pack_runs, unpack_runs
 from hmoe_repro.studies.search import select_by_rule
 from hmoe_repro.training import store as store_module
 from hmoe_repro.training.store import INDEX_FILE, RunStore, sealed_record
@@ -34,6 +42,7 @@ RUNS = 12
 def folder(tmp_path, monkeypatch):
     "A folder of a few runs, which is worth an index, and published records that are few."
     monkeypatch.setattr(store_module, "_WORTH_AN_INDEX", 1)
+    monkeypatch.setattr(store_module, "_MANY", 1)
     monkeypatch.setenv("HMOE_RESULTS", str(tmp_path / "published"))
     (tmp_path / "published").mkdir()
     write_store(tmp_path / "runs", RUNS)
@@ -51,13 +60,36 @@ def answers(folder):
     store = RunStore(folder)
     names = sorted(path.name for path in folder.iterdir() if path.is_dir())
     found = [store.scan(), store.outlines()]
-    for read in (store.statuses, store.read_all, store.outlines_of):
+    lazy, damaged = store.scan_lazily()
+    assert ([dict(record) for record in lazy], damaged) == found[0]
+    for read in (store.statuses, store.read_all, store.outlines_of, lazily(store), packed(store)):
         try:
             found.append(read(names))
         except HmoeError as error:
             found.append(str(error))
     found.append(sorted(map(json.dumps, timings(store))))
     return found
+
+
+def lazily(store):
+    "A function that reads records lazily, and then the rest of them."
+
+    def read(names):
+        return {name: dict(record) for name, record in store.read_lazily(names).items()}
+
+    return read
+
+
+def packed(store):
+    "A function that packs runs, and returns the SHA-256 of the archive."
+    path = store.folder.parent / "packed.tar.gz"
+
+    def read(names):
+        path.unlink(missing_ok=True)
+        pack_runs(store, path, runs=names)
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+
+    return read
 
 
 def without_index(folder):
@@ -172,6 +204,151 @@ def test_outlines_are_records_without_checkpoints(folder):
     of_outlines, same_notes = select_by_rule(outlines)
     assert selected.to_json() == of_outlines.to_json()
     assert notes == same_notes
+
+
+def lazy_and_whole(folder):
+    "The first record of a store that is read lazily, and as a whole."
+    (lazy, *_), _ = RunStore(folder).scan_lazily()
+    (whole, *_), _ = RunStore(folder).scan()
+    assert type(lazy) is not dict
+    assert type(whole) is dict
+    assert whole["checkpoints"]
+    return lazy, whole
+
+
+READS = {
+    "a field": lambda record: record["checkpoints"],
+    "get": lambda record: record.get("checkpoints"),
+    "get, absent": lambda record: record.get("masks", "absent"),
+    "in": lambda record: ("checkpoints" in record, "masks" in record),
+    "length": len,
+    "names": list,
+    "names, backwards": lambda record: list(reversed(record)),
+    "keys": lambda record: record.keys() - {"config"},
+    "values": lambda record: list(record.values()),
+    "items": lambda record: list(record.items()),
+    "dict": dict,
+    "unpacked": lambda record: {**record, "reason": "by hand"},
+    "named arguments": lambda record: dict(**record),
+    "or": lambda record: record | {"reason": "by hand"},
+    "or, from the right": lambda record: {"reason": "by hand"} | record,
+    "updated by it": lambda record: (plain := {}).update(record) or plain,
+    "equal": lambda record: [record == dict(record), dict(record) == record, record != {}],
+    "copy": lambda record: record.copy(),
+    "copy.copy": copy.copy,
+    "deep copy": copy.deepcopy,
+    "pickle": lambda record: pickle.loads(pickle.dumps(record)),
+    "text": repr,
+    "JSON": json.dumps,
+    "JSON with indent": lambda record: json.dumps(record, indent=1),
+    "pop": lambda record: (record.pop("checkpoints"), dict(record)),
+    "set": lambda record: (record.__setitem__("masks", 1), record.update(toy=2), dict(record)),
+    "set default": lambda record: (record.setdefault("checkpoints", 0), dict(record)),
+    "delete": lambda record: (record.__delitem__("checkpoints"), dict(record)),
+    "clear": lambda record: (record.clear(), dict(record)),
+    "in place": lambda record: (record.__ior__({"masks": 1}), dict(record))[1],
+}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_a_record_that_is_read_lazily_is_used_as_a_whole_one(folder, settled, read):
+    answers(folder)
+    lazy, whole = lazy_and_whole(folder)
+    found, expected = read(lazy), read(whole)
+    assert found == expected
+    assert type(found) is type(expected)
+    if isinstance(expected, dict):
+        assert list(found) == list(expected)
+
+
+def test_an_outline_is_enough_for_a_frame(folder, settled, monkeypatch):
+    answers(folder)
+    expected = results(folder)
+    assert expected.equals(frame_of(RunStore(folder).scan()[0]).assign(record=expected.record))
+    reads = []
+    read = store_module.read_bytes
+    monkeypatch.setattr(store_module, "read_bytes", lambda p: (reads.append(p), read(p))[1])
+    frame = results(folder)
+    assert not reads
+    record = frame.record[0]
+    assert record["run_id"] == frame.run_id[0]
+    assert record.get("protocol") is None
+    with pytest.raises(KeyError, match="protocol"):
+        record["protocol"]
+    assert not reads
+    assert record["checkpoints"][0]["step"] == 0
+    assert record["checkpoints"] is record["checkpoints"]
+    assert len(reads) == 1
+    with pytest.raises(KeyError, match="masks"):
+        record["masks"]
+    pd.testing.assert_frame_equal(frame, expected)
+
+
+@pytest.mark.parametrize("change", [edit_with_old_time, cut, delete_record, fail_a_run])
+def test_the_rest_of_a_record_must_be_of_the_same_file(folder, change):
+    lazy, whole = lazy_and_whole(folder)
+    change(folder)
+    for _ in range(2):
+        with pytest.raises(HmoeError, match="has changed since it was read|no record at"):
+            lazy["checkpoints"]
+    assert lazy["config"] == whole["config"]
+
+
+def test_few_records_are_read_as_a_whole(tmp_path):
+    write_store(tmp_path, 3)
+    store = RunStore(tmp_path)
+    records, _ = store.scan_lazily()
+    (tmp_path / records[0]["run_id"] / "record.json").unlink()
+    assert [type(record) for record in records] == [dict] * 3
+    assert len(records[0]["checkpoints"]) > 3
+    assert list(map(type, store.read_lazily([records[1]["run_id"]]).values())) == [dict]
+
+
+SIZES = (0, 1, 511, 512, 513, 13_000, 2**20 - 1)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("file", ["record.json", "selected-mix.safetensors"])
+def test_a_member_is_written_as_tarfile_writes_it(size, file):
+    content = random.Random(size).randbytes(size)
+    digest = hashlib.sha256(content).hexdigest()
+    name = f"0123456789ab/{file}"
+    member = tarfile.TarInfo(name)
+    member.size = size
+    member.pax_headers = {"HMOE.sha256": digest}
+    expected = io.BytesIO()
+    with tarfile.open(fileobj=expected, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        archive.addfile(member, io.BytesIO(content))
+    written = export_import._small_member(name, content, digest)
+    assert expected.getvalue().rstrip(b"\0") == written.rstrip(b"\0")
+    assert len(written) % 512 == 0
+    assert expected.getvalue().startswith(written)
+
+
+def test_a_packed_digest_is_that_of_the_packed_content(folder, settled, monkeypatch):
+    "A record that is replaced while runs are packed, with its size and its time."
+    answers(folder)
+    name = record_file(folder).parent.name
+    check = export_import.check_files
+    changed = []
+
+    def replace(place, *given):
+        if Path(place).name == name and not changed:
+            changed.append(name)
+            edit_with_old_time(folder)
+        return check(place, *given)
+
+    monkeypatch.setattr(export_import, "check_files", replace)
+    archive = folder.parent / "runs.tar.gz"
+    pack_runs(RunStore(folder), archive)
+    assert changed
+    with tarfile.open(archive) as opened:
+        member = opened.getmember(f"{name}/record.json")
+        content = opened.extractfile(member).read()
+    assert content == record_file(folder).read_bytes()
+    assert member.pax_headers["HMOE.sha256"] == hashlib.sha256(content).hexdigest()
+    with pytest.warns(UserWarning, match="it was edited"):
+        unpack_runs(RunStore(folder.parent / "there"), archive)
 
 
 def test_an_unchanged_store_is_not_read_again(folder, settled, monkeypatch):
@@ -456,6 +633,10 @@ def test_a_hundred_thousand_records_in_bounded_time_and_memory(tmp_path):
     selected, seconds, memory = command(folder, "select")
     assert seconds < 60
     assert memory < 4000
+    found, seconds, memory = measured("results", folder)
+    assert found == count
+    assert seconds < 60
+    assert memory < 2000
     archive = tmp_path / "runs.tar.gz"
     packed, seconds, memory = command(folder, "pack", archive)
     assert packed.startswith(f"{count} finished or failed and 0 half-done runs")

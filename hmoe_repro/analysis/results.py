@@ -16,6 +16,7 @@ import contextlib
 import json
 import math
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -200,7 +201,7 @@ def _add_paths(columns: dict, prefix: str, values: Mapping, levels: int):
         levels: how many more levels are opened. Deeper dictionaries are values.
     """
     for name, value in values.items():
-        path = f"{prefix}.{name}"
+        path = sys.intern(f"{prefix}.{name}")  # one object in all records
         if levels and isinstance(value, dict):
             _add_paths(columns, path, value, levels - 1)
         else:
@@ -223,23 +224,28 @@ def frame_of(records: Sequence[Record], study: str = "") -> pd.DataFrame:
         records: records of runs.
         study: value of the column `study`.
     """
-    rows = []
+    run_columns = []
     nested = []
-    record_of_row = []  # positions in `records`
+    modes = []
+    run_of_row = []  # positions in `records`
+    order = {}  # the columns of runs and modes, as rows introduce them
     with gc_paused():
         for position, record in enumerate(records):
-            run = _run_columns(record, study)
+            columns = _run_columns(record, study)
+            rows = _mode_rows(record)
+            run_columns.append(columns)
             nested.append(_nested_columns(record))
-            for mode in _mode_rows(record):
-                rows.append(run | mode)
-                record_of_row.append(position)
-    if not rows:
+            modes += rows
+            run_of_row += [position] * len(rows)
+            order.update(columns)
+            order.update(rows[0])
+    if not modes:
         return pd.DataFrame(columns=[*_FIRST, "record"])
-    frame = pd.DataFrame(rows)
-    columns = dict.fromkeys([*_FIRST, *frame, *_MEASURED])
-    frame = frame.reindex(columns=list(columns))
+    parts = [pd.DataFrame(columns).iloc[run_of_row] for columns in (run_columns, nested)]
+    of_runs, paths = (part.reset_index(drop=True) for part in parts)
+    frame = pd.concat([of_runs, pd.DataFrame(modes)], axis=1)
+    frame = frame.reindex(columns=list(dict.fromkeys([*_FIRST, *order, *_MEASURED])))
     frame = frame.astype(dict.fromkeys(_MEASURED, float))
-    paths = pd.DataFrame(nested).iloc[record_of_row].reset_index(drop=True)
     return pd.concat([frame, paths], axis=1)
 
 # %% ../../nbs/07_analysis/01_results.ipynb #def-plain-frame
@@ -326,7 +332,7 @@ def _results_of_folder(folder: Path) -> pd.DataFrame:
         HmoeError: if the folder has no runs, or a damaged one.
     """
     with gc_paused():
-        records, damaged = RunStore(folder).scan()
+        records, damaged = RunStore(folder).scan_lazily()
         if damaged:
             raise HmoeError(damaged[0], fix="delete the folder of that run, or restore it.")
         if not records:
@@ -344,7 +350,7 @@ def _results_of_study_file(source) -> pd.DataFrame:
     """
     study = read_study(source)
     store = RunStore()
-    present = store.read_all([config.run_id for config in study_configs(study)])
+    present = store.read_lazily([config.run_id for config in study_configs(study)])
     if not present:
         raise HmoeError(
             f"no run of {source} has a record in {store.folder}.", fix=f"`hmoe sweep {source}`."
@@ -371,7 +377,9 @@ def results(source, store: str = "") -> pd.DataFrame:
           step of the selected checkpoint,
         - columns named by their paths: `hparams.*`, `discovery.*`, `clusters.*`,
           `environment.*`,
-        - record, the complete record.
+        - record, the complete record. In a frame of a thousand runs or more of a folder, its
+          checkpoints and arrays are read from its file when they are used, and an error is
+          raised if the file has changed.
 
         Failed runs and runs of the toy have one row without a mode. A run that is in two studies
         is listed once.

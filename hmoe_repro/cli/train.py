@@ -314,6 +314,17 @@ def _show_run_options(command):
 _show_run_options(train_command)
 
 # %% ../../nbs/11_cli/04_train.ipynb #def-find-lr
+def _note_on_length(updates: int, options: dict) -> str:
+    """Return a note for a length of training that does not set the length of a test, or ''."""
+    for name in ("steps", "epochs"):
+        if options[name]:
+            return (
+                f"The test makes {plural(updates, 'update')}, set by --updates. "
+                f"--{name} {options[name]} sets only the schedule of the algorithm."
+            )
+    return ""
+
+
 def find_lr_command(
     *,
     updates: Annotated[int, option("Updates of the test, one for each rate.", min=10)] = 100,
@@ -369,6 +380,9 @@ def find_lr_command(
 
         tested = find_lr(run_config, updates, start, end, device, folder, on_step)
     say(tested.verdict)
+    note = _note_on_length(updates, options)
+    if note:
+        say(note)
     if tested.stopped:
         say(f"The test ended early: {tested.stopped}.")
     print_written(*tested.save(picture))

@@ -172,8 +172,10 @@ def _other_contents(tree: ImageTree, entries: list, facts: list, rows: list, wor
         The changed positions among `rows`, sorted.
     """
 
+    files = tree.flat
+
     def differs(row):
-        return entries[row][2] not in _content_digests(tree.root / tree.flat[row])
+        return entries[row][2] not in _content_digests(tree.root / files[row])
 
     def differing(some):
         return [row for row, other in zip(some, in_threads(differs, some, workers)) if other]
@@ -284,9 +286,10 @@ def examine(
         (digests, reasons), both in flat order: the SHA-256 of each file, or None if it is missing,
         and the reason why the file cannot be decoded, or None.
     """
+    files = tree.flat  # a list that is made anew at each access
     facts = file_facts(tree)
     ledger = _read_ledger(tree)
-    entries = [ledger.get(file) for file in tree.flat]
+    entries = [ledger.get(file) for file in files]
 
     results = {}  # row -> [digest, reason]
     saved = time.monotonic()
@@ -296,7 +299,7 @@ def examine(
         if visit:
             visit_image = partial(visit, row)
         size_needed = least if visit else 1
-        results[row] = _examine_file(tree.root / tree.flat[row], visit_image, size_needed)
+        results[row] = _examine_file(tree.root / files[row], visit_image, size_needed)
 
     def note_progress(done, total):
         nonlocal saved

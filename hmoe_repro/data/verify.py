@@ -67,13 +67,14 @@ def _note_class_counts(found: Inventory, known: KnownDataset):
 def _open_images(found: Inventory, tree: ImageTree, workers: int | None, on_progress, visit=None):
     """Open the images of `tree`, and add their problems to the inventory."""
     hidden = []  # images with transparent pixels, whose colours count
+    files = tree.flat
 
     def note_transparent(row, image):
         """Note an image with transparent pixels, and pass it on."""
         if visit:
             visit(row, image)
         if image.info.get("transparent"):
-            hidden.append(tree.flat[row])
+            hidden.append(files[row])
 
     digests, reasons = examine(tree, workers, on_progress, visit=note_transparent)
     found.notes += shared_notes(tree, digests, reasons)
@@ -82,7 +83,7 @@ def _open_images(found: Inventory, tree: ImageTree, workers: int | None, on_prog
         found.notes.append(
             f"{count} transparent pixels, whose colours count: {listed(sorted(hidden), 3)}"
         )
-    for file, digest, reason in zip(tree.flat, digests, reasons):
+    for file, digest, reason in zip(files, digests, reasons):
         if reason and (digest or (found.root / file).exists()):
             found.unreadable.append((file, reason))
         elif reason:  # a table lists it, but it does not exist

@@ -7,6 +7,7 @@ __all__ = ['MAX_FILE_BYTES', 'MAX_RECORD_BYTES', 'pack_runs', 'unpack_runs']
 
 # %% ../../nbs/06_studies/14_export_import.ipynb #imports
 import contextlib
+import functools
 import gzip
 import hashlib
 import itertools
@@ -18,10 +19,12 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, BinaryIO, NamedTuple, TypeGuard
 
 from ..core.errors import HmoeError, Place, plural, public
+from ..core.file_index import IndexEntry, file_state
 from ..core.files import ensure_writable, expanded, plain_file, write_atomic
 from ..training.selection import Record
 from hmoe_repro.training.store import (
@@ -76,6 +79,8 @@ def _files(folder: Path, states: bool, weights: bool, arrays: bool) -> list[str]
 
 # %% ../../nbs/06_studies/14_export_import.ipynb #def-archive
 _DIGEST = "HMOE.sha256"
+_ID_LENGTH = 12
+_SMALL = 2**20  # bytes of a file that is read at once
 _LEVEL = 4  # of compression: 6 takes half as long again, for records smaller by a seventh
 MAX_FILE_BYTES = 4 * 2**30  # limit for a file in an archive
 MAX_RECORD_BYTES = 64 * 2**20  # limit for a record, which is read as a whole
@@ -89,11 +94,69 @@ def _refuse_large(name: str, size: int):
         raise HmoeError(cause, fix="remove that file, or pass another one.")
 
 
-def _write_archive(files: Iterator[tuple[str, str]], file: BinaryIO) -> list[str]:
+def _member(name: str, digest: str) -> tarfile.TarInfo:
+    """Return the description of a file in an archive, without its size."""
+    member = tarfile.TarInfo(name)
+    member.pax_headers = {_DIGEST: digest}
+    return member
+
+
+@functools.cache
+def _headers(file: str) -> bytes:
+    """Return what `tarfile` writes before a file of a run: zeros as run id, digest and size."""
+    member = _member(f"{'0' * _ID_LENGTH}/{file}", "0" * 64)
+    return member.tobuf(tarfile.PAX_FORMAT, "ascii", "strict")
+
+
+def _small_member(name: str, content: bytes, digest: str) -> bytes:
+    """Return a file in an archive as `tarfile` writes it, in a seventh of the time.
+
+    Args:
+        name: run id and name of the file, with '/' between them.
+        content: content of the file.
+        digest: its SHA-256.
+    """
+    run_id, _, file = name.partition("/")
+    headers = bytearray(_headers(file))
+    start = headers.index(f"{_DIGEST}=".encode()) + len(_DIGEST) + 1
+    headers[start : start + 64] = digest.encode("ascii")
+    start = len(headers) - tarfile.BLOCKSIZE  # of the block with name, size and sum of its bytes
+    headers[start : start + _ID_LENGTH] = run_id.encode("ascii")
+    headers[start + 124 : start + 135] = b"%011o" % len(content)
+    headers[start + 148 : start + 156] = b" " * 8
+    headers[start + 148 : start + 155] = b"%06o\0" % sum(headers[start:])
+    return b"".join((headers, content, bytes(-len(content) % tarfile.BLOCKSIZE)))
+
+
+def _digest_of(content: bytes, source: BinaryIO, known: IndexEntry | None) -> str:
+    """Return the SHA-256 of the content that was just read from an open file.
+
+    It is the one in the index of the store if the file has not changed since that was computed.
+    """
+    state = file_state(source.fileno())
+    if known is not None and state is not None and state.proves(known.state):
+        return known.digest
+    return hashlib.sha256(content).hexdigest()
+
+
+def _add_large(archive: tarfile.TarFile, name: str, source: BufferedReader):
+    """Add an open file to an archive. It is read in pieces."""
+    member = _member(name, hashlib.file_digest(source, "sha256").hexdigest())
+    member.size = source.tell()
+    source.seek(0)
+    archive.addfile(member, source)
+    archive.getmembers().clear()  # otherwise the headers of all files are kept
+
+
+_File = tuple[str, str, IndexEntry | None]
+
+
+def _write_archive(files: Iterator[_File], file: BinaryIO) -> list[str]:
     """Write a .tar.gz of files, each with its digest, and none with an owner or a time.
 
     Args:
-        files: (name in the archive, path). They are read in pieces. A missing file is left out.
+        files: (name in the archive, path, what the index of the store knows). Large ones are read
+            in pieces. A missing file is left out.
         file: the open archive.
 
     Returns:
@@ -102,24 +165,28 @@ def _write_archive(files: Iterator[tuple[str, str]], file: BinaryIO) -> list[str
     names = []
     with gzip.GzipFile("", "wb", _LEVEL, fileobj=file, mtime=0) as packed:
         with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
-            for name, path in files:
+            for name, path, known in files:
                 with contextlib.suppress(FileNotFoundError), open(path, "rb") as source:
-                    _refuse_large(path, os.fstat(source.fileno()).st_size)
-                    digest = hashlib.file_digest(source, "sha256").hexdigest()
-                    member = tarfile.TarInfo(name)
-                    member.size = source.tell()
-                    member.pax_headers = {_DIGEST: digest}
-                    source.seek(0)
-                    archive.addfile(member, source)
-                    archive.getmembers().clear()  # otherwise the headers of all files are kept
+                    size = os.fstat(source.fileno()).st_size
+                    _refuse_large(path, size)
+                    if size < _SMALL:
+                        content = source.read()
+                        digest = _digest_of(content, source, known)
+                        block = _small_member(name, content, digest)
+                        packed.write(block)
+                        archive.offset += len(block)
+                    else:
+                        _add_large(archive, name, source)
                     names.append(name)
     return names
 
 # %% ../../nbs/06_studies/14_export_import.ipynb #def-pack
 def _files_to_pack(
     store: RunStore, run_ids: list[str] | None, states: bool, weights: bool, arrays: bool
-) -> Iterator[tuple[str, str]]:
-    """Yield (name in the archive, path) of the files of runs.
+) -> Iterator[_File]:
+    """Yield (name in the archive, path, entry of the index) of the files of runs.
+
+    Only records have an entry.
 
     The files of a run are listed when its turn comes. A damaged run is left out, with a warning.
 
@@ -135,7 +202,7 @@ def _files_to_pack(
     if run_ids is not None:
         wanted = set(run_ids)
         present = [run_id for run_id in present if run_id in wanted]
-    whole = store.statuses(present, warn=True)
+    whole = store.entries(present, warn=True)
     for run_id in present:
         folder = os.path.join(store.folder, run_id)
         try:
@@ -153,7 +220,7 @@ def _files_to_pack(
             path = os.path.join(folder, name)
             if not os.path.isfile(path):
                 plain_file(Path(path), "read")
-            yield f"{run_id}/{name}", path
+            yield f"{run_id}/{name}", path, whole[run_id] if name == "record.json" else None
 
 
 @public(path=Place)

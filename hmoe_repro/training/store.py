@@ -310,6 +310,7 @@ _OUTLINE = (  # all fields but the checkpoints and the measurements with arrays
 INDEX_FILE = ".index.sqlite"  # in the folder of runs
 PREDICTIONS_FILE = "predictions.safetensors"  # in the folder of a run
 _WORTH_AN_INDEX = 100  # records
+_MANY = 1000  # records, so many that their checkpoints are read when needed
 _CHUNK = 500  # outlines that are parsed together
 _IN_TURN = 100  # records that are in memory together
 
@@ -333,6 +334,80 @@ def _parsed(texts: list[str]) -> list[Record]:
         outlines += json.loads(f"[{','.join(texts[start : start + _CHUNK])}]")
     return outlines
 
+# %% ../../nbs/05_training/06_store.ipynb #def-lazy-record
+class _LazyRecord(dict):
+    """Record in the store whose outline is in memory. Other fields are read when needed.
+
+    Args:
+        outline: its outline.
+        path: its file.
+        digest: SHA-256 of the file.
+    """
+
+    __slots__ = ("_source",)
+
+    def __init__(self, outline: Mapping[str, Any], path: str, digest: str):
+        super().__init__(outline)
+        self._source: tuple[str, str] | None = (path, digest)
+
+    def whole(self) -> dict:
+        """Return this record after reading what is not in memory yet.
+
+        Raises:
+            HmoeError: if its file was removed, or has another content than when it was checked.
+        """
+        if self._source is None:
+            return self
+        path, digest = self._source
+        content = _content_of(path, path)
+        if hashlib.sha256(content).hexdigest() != digest:
+            raise HmoeError(f"{path} has changed since it was read.", fix="read the runs again.")
+        record = json.loads(content)
+        del record["sha256"]
+        record |= {name: dict.__getitem__(self, name) for name in dict.keys(self)}
+        self._source = None
+        dict.clear(self)
+        dict.update(self, record)
+        return self
+
+    def _has_read(self, name) -> bool:
+        """Return whether a field, or its absence, is known without reading the file."""
+        return self._source is None or name in _OUTLINE
+
+    def __missing__(self, name):
+        if self._has_read(name):
+            raise KeyError(name)
+        return self.whole()[name]
+
+    def __contains__(self, name) -> bool:
+        return dict.__contains__(self if self._has_read(name) else self.whole(), name)
+
+    def get(self, name, default=None):
+        """Return the value of a field, or `default`."""
+        return dict.get(self if self._has_read(name) else self.whole(), name, default)
+
+    def __reduce__(self):
+        return dict, (dict(self.whole()),)  # copies have no file
+
+
+def _of_whole(name: str) -> Callable:
+    """Return the method of `dict` with this name, for records that are read as a whole first."""
+    method = getattr(dict, name)
+
+    @functools.wraps(method)
+    def of_whole(self, *given, **named):
+        whole = [one.whole() if isinstance(one, _LazyRecord) else one for one in (self, *given)]
+        return method(*whole, **named)
+
+    return of_whole
+
+
+for _name in (
+    "__iter__ __reversed__ __len__ __eq__ __ne__ __or__ __ror__ __ior__ __repr__ __setitem__ "
+    "__delitem__ keys values items copy pop popitem setdefault update clear"
+).split():
+    setattr(_LazyRecord, _name, _of_whole(_name))
+
 # %% ../../nbs/05_training/06_store.ipynb #def-record-pass
 class _RecordPass:
     """Pass over records of a store. It reads and checks what its index does not know.
@@ -344,23 +419,46 @@ class _RecordPass:
 
     def __init__(self, folder: Path, run_ids: Sequence[str] | None = None):
         self.folder = folder
+        self.place = str(folder)
+        self.run_ids = run_ids
         self.index = FileIndex(folder / INDEX_FILE, _index_version())
         self.known = self.index.entries(run_ids)
         self.changed = []
 
     def path(self, run_id: str) -> str:
         """Return the file of a run's record."""
-        return os.path.join(self.folder, run_id, "record.json")
+        return os.sep.join((self.place, run_id, "record.json"))
 
-    def run_ids(self) -> list[str]:
-        """List the runs with a record, sorted. The entries of others are removed."""
+    def each(self, read: Callable) -> Iterator[tuple[str, Any]]:
+        """Yield each run that has a record, with the result of a function or its `HmoeError`.
+
+        If the pass is one over all records, the entries of other runs are removed at the end.
+
+        Args:
+            read: function of this pass and a run, such as `_RecordPass.entry`.
+        """
+        gone = set(self.known) if self.run_ids is None else set()
+        for run_id in self._names():
+            if run_id not in self.known and not os.path.exists(self.path(run_id)):
+                continue
+            try:
+                result = read(self, run_id)
+            except HmoeError as error:
+                if not os.path.exists(self.path(run_id)):
+                    continue
+                result = error
+            gone.discard(run_id)
+            yield run_id, result
+        self.index.update([], gone)
+
+    def _names(self) -> list[str]:
+        """Return the runs that are looked up, each once. All: the sorted names in the folder."""
+        if self.run_ids is not None:
+            return list(dict.fromkeys(self.run_ids))
         try:
-            names = sorted(os.listdir(self.folder))
+            return sorted(os.listdir(self.folder))
         except OSError:
             return []
-        run_ids = [name for name in names if os.path.exists(self.path(name))]
-        self.index.update([], self.known.keys() - set(run_ids))
-        return run_ids
 
     def _checked(self, run_id: str, content: bytes, state: FileState) -> Record:
         """Check a record and note its outline."""
@@ -440,15 +538,39 @@ class _ManyRecords:
         Returns:
             The readable ones, and an error message for each damaged one.
         """
-        records = []
+        with gc_paused():
+            return self._all(_RecordPass.record)
+
+    def scan_lazily(self) -> tuple[list[Record], list[str]]:
+        """Read all records, as `scan`. Of many, checkpoints and arrays are read when needed.
+
+        If the file of a record is removed or changed before, reading them raises an error.
+        """
+        with gc_paused():
+            entries, damaged = self._all(_RecordPass.entry)
+            if len(entries) + len(damaged) < _MANY:
+                return self.scan()
+            return self._lazy(entries), damaged
+
+    def _all(self, read: Callable) -> tuple[list, list[str]]:
+        """Return the results of a function of a pass and a run, and the message of each error."""
+        results = []
         damaged = []
-        with gc_paused(), _RecordPass(self.folder) as records_pass:
-            for run_id in records_pass.run_ids():
-                try:
-                    records.append(records_pass.record(run_id))
-                except HmoeError as error:
-                    damaged.append(str(error))
-        return records, damaged
+        with _RecordPass(self.folder) as records_pass:
+            for _, found in records_pass.each(read):
+                if isinstance(found, HmoeError):
+                    damaged.append(str(found))
+                else:
+                    results.append(found)
+        return results, damaged
+
+    def _lazy(self, entries: list[IndexEntry]) -> list[Record]:
+        """Return records that have their outline, and read the rest when it is needed."""
+        records = []
+        for entry, outline in zip(entries, _parsed([entry.value for entry in entries])):
+            path = os.path.join(self.folder, entry.name, "record.json")
+            records.append(cast(Record, _LazyRecord(outline, path, entry.digest)))
+        return records
 
     def outlines(self) -> tuple[list[Record], list[str]]:
         """Return the outlines of all records: all but checkpoints and measurements with arrays.
@@ -458,31 +580,26 @@ class _ManyRecords:
         Returns:
             The outlines, and an error message for each damaged record.
         """
-        texts = []
-        damaged = []
-        with gc_paused(), _RecordPass(self.folder) as records_pass:
-            for run_id in records_pass.run_ids():
-                try:
-                    texts.append(records_pass.entry(run_id).value)
-                except HmoeError as error:
-                    damaged.append(str(error))
-            outlines = _parsed(texts)
-        return outlines, damaged
+        with gc_paused():
+            entries, damaged = self._all(_RecordPass.entry)
+            return _parsed([entry.value for entry in entries]), damaged
 
     def _each(self, read: Callable, run_ids: Sequence[str], warn: bool) -> dict[str, Any]:
         """Return run -> result of `read`, a function of a pass and a run, as `read_all`."""
-        found = {}
+        results = {}
         with gc_paused(), _RecordPass(self.folder, run_ids) as records_pass:
-            for run_id in dict.fromkeys(run_ids):
-                if not os.path.exists(records_pass.path(run_id)):
-                    continue
-                try:
-                    found[run_id] = read(records_pass, run_id)
-                except HmoeError as error:
-                    if not warn:
-                        raise
-                    warnings.warn(str(error), stacklevel=3)
-        return found
+            for run_id, found in records_pass.each(read):
+                if not isinstance(found, HmoeError):
+                    results[run_id] = found
+                elif warn:
+                    warnings.warn(str(found), stacklevel=3)
+                else:
+                    raise found
+        return results
+
+    def entries(self, run_ids: Sequence[str], warn: bool = False) -> dict[str, IndexEntry]:
+        """Return run -> entry of its record in the index, as `read_all`."""
+        return self._each(_RecordPass.entry, run_ids, warn)
 
     def statuses(self, run_ids: Sequence[str], warn: bool = False) -> dict[str, str]:
         """Return run -> status of those runs that have a record, as `read_all`."""
@@ -494,7 +611,7 @@ class _ManyRecords:
 
     def outlines_of(self, run_ids: Sequence[str], warn: bool = False) -> dict[str, Record]:
         """Return run -> outline of those runs that have a record, as `read_all`."""
-        entries = self._each(_RecordPass.entry, run_ids, warn)
+        entries = self.entries(run_ids, warn)
         with gc_paused():
             outlines = _parsed([entry.value for entry in entries.values()])
         return dict(zip(entries, outlines))
@@ -510,6 +627,22 @@ class _ManyRecords:
             HmoeError: for the first damaged record, unless `warn`.
         """
         return self._each(_RecordPass.record, run_ids, warn)
+
+    def read_lazily(self, run_ids: Sequence[str], warn: bool = False) -> dict[str, Record]:
+        """Return run -> record of those runs that have one, each as in `scan_lazily`.
+
+        Args:
+            run_ids: ids of runs.
+            warn: as in `read_all`.
+
+        Raises:
+            HmoeError: as `read_all`.
+        """
+        if len(run_ids) < _MANY:
+            return self.read_all(run_ids, warn)
+        entries = self.entries(run_ids, warn)
+        with gc_paused():
+            return dict(zip(entries, self._lazy(list(entries.values()))))
 
     def in_turn(self, run_ids: Sequence[str], warn: bool = False) -> Iterator[Record]:
         """Yield the records of those runs that have one, of which few are in memory at a time.
