@@ -177,11 +177,11 @@ def test_a_loop_continues_with_the_moments_of_the_optimiser():
 
 
 def test_loops_and_algorithms_are_timed_in_turn():
-    jobs = {name: ThreeUpdates(begun(name), BATCHES[0]) for name in PLAIN_UPDATES}
+    jobs = {name: ThreeUpdates(begun(name), BATCHES[0]) for name in ("EoA", "DMG", "HDUVA", "SAM")}
     seconds = plain_seconds(jobs, 2)
     assert list(seconds) == ["library", "plain loop"]
     for times in seconds.values():
-        assert list(times) == list(PLAIN_UPDATES)
+        assert list(times) == ["EoA", "DMG", "SAM"]  # HDUVA has no plain loop
         assert all(len(rounds) == 2 and min(rounds) > 0 for rounds in times.values())
 
 

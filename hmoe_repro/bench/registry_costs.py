@@ -1037,15 +1037,18 @@ def plain_seconds(jobs: dict[str, ThreeUpdates], rounds: int) -> dict:
     """Time three updates of algorithms and of their plain loops in turn.
 
     Args:
-        jobs: algorithm -> its updates. The algorithms are trained further.
+        jobs: algorithm -> its updates. The algorithms are trained further, and those without a
+            plain loop are left out.
         rounds: how often both are timed. Every second round begins with the plain loop.
 
     Returns:
         'library' or 'plain loop' -> algorithm -> processor seconds in each round.
     """
     seconds = {"library": {}, "plain loop": {}}
-    for name, update in PLAIN_UPDATES.items():
-        job = jobs[name]
+    for name, job in jobs.items():
+        if name not in PLAIN_UPDATES:
+            continue
+        update = PLAIN_UPDATES[name]
         loop = PlainTraining(job.algorithm)
 
         def plain_job(update=update, loop=loop, batches=job.batches):
