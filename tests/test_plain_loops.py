@@ -34,12 +34,9 @@ ONLY_ERM = ("ERM", "Aggregate", "Aggregate-SGD", "ERM-ViT", "GMoE")
 OTHER_SHAPES = ("ARM", "MTL", "DIVA")  # networks that do not fit ERM's loop
 # families without a plain loop of some algorithms, for the reason in the notebook
 UNWRITTEN = {
-    "invariance": {"RIDG"},
-    "bottleneck": {"CAD", "CondCAD"},
     "causal": {"iDAG"},
     "contrast": {"SelfReg", "TRM", "Transfer", "ADRMX", "PCL"},
-    "robustness": {"DIAL"},
-    "anchors": {"MIRO", "GMDG"},
+    "anchors": {"GMDG"},
     "generative": {"HDUVA"},
 }
 

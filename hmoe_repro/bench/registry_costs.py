@@ -5,12 +5,13 @@
 # %% auto #0
 __all__ = ['PLAIN_UPDATES', 'REGISTRY', 'ThreeUpdates', 'registry_jobs', 'PlainTraining', 'plain_erm', 'plain_irm', 'plain_vrex',
            'plain_ib_erm', 'plain_sd', 'plain_alignment', 'plain_dann', 'plain_ib_irm', 'plain_fishr', 'plain_cdann',
-           'plain_mtl', 'plain_eqrm', 'plain_rdm', 'plain_causirl', 'plain_groupdro', 'plain_mixup', 'plain_mldg',
-           'plain_fish', 'plain_iga', 'plain_sam', 'plain_rsc', 'plain_sagnet', 'plain_masked_gradients', 'plain_arm',
-           'plain_metareg', 'plain_sharpness', 'plain_average', 'plain_swad', 'plain_urm', 'plain_multi_headed',
-           'plain_lfme', 'plain_style', 'plain_cutmix', 'plain_intra_mixup', 'plain_diva', 'plain_jigen',
-           'plain_matchdg', 'plain_hmoe', 'plain_gmoe', 'plain_dmg', 'plain_seconds', 'registry_entries',
-           'plain_ratios', 'registry_table', 'plain_targets', 'registry_costs']
+           'plain_mtl', 'plain_ridg', 'plain_cad', 'plain_dial', 'plain_miro', 'plain_eqrm', 'plain_rdm',
+           'plain_causirl', 'plain_groupdro', 'plain_mixup', 'plain_mldg', 'plain_fish', 'plain_iga', 'plain_sam',
+           'plain_rsc', 'plain_sagnet', 'plain_masked_gradients', 'plain_arm', 'plain_metareg', 'plain_sharpness',
+           'plain_average', 'plain_swad', 'plain_urm', 'plain_multi_headed', 'plain_lfme', 'plain_style',
+           'plain_cutmix', 'plain_intra_mixup', 'plain_diva', 'plain_jigen', 'plain_matchdg', 'plain_hmoe',
+           'plain_gmoe', 'plain_dmg', 'plain_seconds', 'registry_entries', 'plain_ratios', 'registry_table',
+           'plain_targets', 'registry_costs']
 
 # %% ../../nbs/10_bench/06_registry_costs.ipynb #imports
 import copy
@@ -31,6 +32,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..algorithms import FAMILIES, get_algorithm
+from ..algorithms.anchors import tap_points
 from ..algorithms.base import Algorithm
 from ..algorithms.conformance import Trial, phase_hparams, random_batches, train_briefly
 from ..algorithms.style import stage_paths
@@ -327,6 +329,102 @@ def plain_mtl(loop: PlainTraining, minibatches):
         mean = (1 - ema) * summaries[i] + ema * z.mean(0)
         summaries[i] = mean.detach()
         loss = loss + F.cross_entropy(loop.classifier(torch.cat([z, mean.expand_as(z)], 1)), y)
+    loop.descend(loss)
+
+# %% ../../nbs/10_bench/06_registry_costs.ipynb #def-plain-images
+def plain_ridg(loop: PlainTraining, minibatches):
+    """Make an update of RIDG: rationales near the mean of their class, class by class."""
+    x, y = _joined(minibatches)
+    z = loop.featurizer(x)
+    rationales = loop.classifier.weight * z[:, None]  # (B, C, F)
+    means = loop.algorithm.means
+    seen = loop.algorithm.seen
+    momentum = loop.settings["ridg_momentum"]
+    loss = F.cross_entropy(loop.classifier(z), y)
+    for label in y.unique().tolist():
+        own = rationales[y == label]
+        mean = own.detach().mean(0)
+        if seen[label]:
+            mean = (1 - momentum) * means[label] + momentum * mean
+        means[label] = mean
+        seen[label] = True
+        distance = ((own - mean) ** 2).sum(2).mean()
+        loss = loss + loop.settings["ridg_reg"] * distance
+    loop.descend(loss)
+
+
+def plain_cad(conditional: bool, loop: PlainTraining, minibatches):
+    """Make an update of CAD or CondCAD, image by image."""
+    h = loop.settings
+    x, y = _joined(minibatches)
+    d = _domain_of_each(minibatches)
+    z = loop.featurizer(x)
+    loss = F.cross_entropy(loop.classifier(z), y)
+    if h["is_project"]:
+        z = loop.algorithm.projection(z)
+    if h["is_normalized"]:
+        z = z / z.norm(dim=1, keepdim=True)
+    losses = []
+    for i in range(len(y)):
+        others = torch.arange(len(y)) != i
+        of_class = others & (y == y[i])
+        drawn = of_class if conditional else others
+        wanted = drawn & ((d != d[i]) if h["is_flipped"] else (d == d[i]))
+        if wanted.any() and of_class.any():
+            similar = (z @ z[i]) / h["temperature"]
+            log_p = similar[wanted].logsumexp(0) - similar[drawn].logsumexp(0)
+            losses.append(-log_p if h["is_flipped"] else log_p)
+    if losses:
+        loss = loss + h["lmbda"] * h["temperature"] / 0.07 * torch.stack(losses).mean()
+    loop.descend(loss)
+
+
+def plain_dial(loop: PlainTraining, minibatches):
+    """Make an update of DIAL: an attack, and a second pass on its images."""
+    h = loop.settings
+    x, y = _joined(minibatches)
+    low = x.amin((0, 2, 3), keepdim=True)
+    high = x.amax((0, 2, 3), keepdim=True)
+    reach = h["dial_epsilon"] * (high - low)
+    attacked = x + h["dial_noise"] * (high - low) * torch.randn_like(x)
+    loop.featurizer.eval()
+    natural = loop.logits(x).softmax(1).detach()
+    for _ in range(h["dial_steps"]):
+        attacked = attacked.detach().requires_grad_()
+        logits = loop.logits(attacked)
+        climbed = (natural * (natural.log() - logits.log_softmax(1))).sum()
+        climbed = climbed + F.cross_entropy(logits, y, reduction="sum")
+        (slope,) = torch.autograd.grad(climbed, attacked)
+        attacked = attacked + h["dial_lr"] * (high - low) * slope.sign()
+        attacked = torch.minimum(torch.maximum(attacked, x - reach), x + reach)
+        attacked = torch.minimum(torch.maximum(attacked, low), high)
+    loop.featurizer.train()
+    loop.descend(loop.risk(x, y) + h["dial_gamma"] * loop.risk(attacked.detach(), y))
+
+
+def plain_miro(loop: PlainTraining, minibatches):
+    """Make an update of MIRO: outputs of layers near those of the first network."""
+    x, y = _joined(minibatches)
+
+    def outputs_of(network):
+        """Compute the outputs of a network and of its layers."""
+        outputs = []
+        hooks = []
+        for layer in tap_points(network):
+            hooks.append(layer.register_forward_hook(lambda _, __, z: outputs.append(z)))
+        last = network(x)
+        for hook in hooks:
+            hook.remove()
+        return last, outputs
+
+    with torch.no_grad():
+        _, first = outputs_of(loop.algorithm.pretrained)
+    z, features = outputs_of(loop.featurizer)
+    loss = F.cross_entropy(loop.classifier(z), y)
+    for f, f_0, b in zip(features, first, loop.algorithm.b):
+        variance = (F.softplus(b) + 1e-5)[:, None, None]
+        term = ((f - f_0) ** 2 / variance + variance.log()).mean() / 2
+        loss = loss + loop.settings["ld"] * term
     loop.descend(loss)
 
 # %% ../../nbs/10_bench/06_registry_costs.ipynb #def-plain-risks
@@ -975,11 +1073,14 @@ PLAIN_UPDATES: dict[str, Callable] = {
     "IRM": plain_irm,
     "VREx": plain_vrex,
     "Fishr": plain_fishr,
+    "RIDG": plain_ridg,
     "ANDMask": partial(plain_masked_gradients, _plain_and_mask),
     "SANDMask": partial(plain_masked_gradients, _plain_sand_mask),
     "IGA": plain_iga,
     "IB-ERM": plain_ib_erm,
     "IB-IRM": plain_ib_irm,
+    "CAD": partial(plain_cad, False),
+    "CondCAD": partial(plain_cad, True),
     "EQRM": plain_eqrm,
     "RDM": plain_rdm,
     "CORAL": partial(plain_alignment, _plain_coral_distance),
@@ -994,6 +1095,7 @@ PLAIN_UPDATES: dict[str, Callable] = {
     "GroupDRO": plain_groupdro,
     "RSC": plain_rsc,
     "SagNet": plain_sagnet,
+    "DIAL": plain_dial,
     "MLDG": plain_mldg,
     "ARM": plain_arm,
     "Fish": plain_fish,
@@ -1002,6 +1104,7 @@ PLAIN_UPDATES: dict[str, Callable] = {
     "SMA": plain_average,
     "EoA": plain_average,
     "ERM++": plain_average,
+    "MIRO": plain_miro,
     "URM": plain_urm,
     "Aggregate": plain_erm,
     "Multi-Headed": plain_multi_headed,
