@@ -66,7 +66,7 @@ class Sharpness(Algorithm):
         g = self._gradient(climbed, parameters, trained)
         after_first = [buffer.clone() for buffer in buffers]
         _copy_into(buffers, start)
-        moved = [parameters[name] for name in g]
+        moved: list[torch.Tensor] = [parameters[name] for name in g]
         weights = [p.detach().clone() for p in moved]
         try:
             self._move(parameters, self.perturbation(g))

@@ -90,10 +90,14 @@ class PlainTraining:
     Args:
         algorithm: the algorithm. Modules and settings of its copy are used, and no method.
         optimizer: PyTorch's Adam or SGD with the state of the algorithm's optimisers.
+        featurizer: network of the images, or None if the algorithm has none of this name.
+        classifier: network of the features, or None.
     """
 
     algorithm: Any
     optimizer: torch.optim.Optimizer = field(init=False)
+    featurizer: Any = field(init=False)
+    classifier: Any = field(init=False)
 
     def __post_init__(self):
         self.algorithm = copy.deepcopy(self.algorithm)
