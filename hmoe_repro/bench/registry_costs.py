@@ -5,13 +5,12 @@
 # %% auto #0
 __all__ = ['PLAIN_UPDATES', 'REGISTRY', 'ThreeUpdates', 'registry_jobs', 'PlainTraining', 'plain_erm', 'plain_irm', 'plain_vrex',
            'plain_ib_erm', 'plain_sd', 'plain_alignment', 'plain_dann', 'plain_ib_irm', 'plain_fishr', 'plain_cdann',
-           'plain_mtl', 'plain_ridg', 'plain_cad', 'plain_dial', 'plain_miro', 'plain_eqrm', 'plain_rdm',
-           'plain_causirl', 'plain_groupdro', 'plain_mixup', 'plain_mldg', 'plain_fish', 'plain_iga', 'plain_sam',
-           'plain_rsc', 'plain_sagnet', 'plain_masked_gradients', 'plain_arm', 'plain_metareg', 'plain_sharpness',
-           'plain_average', 'plain_swad', 'plain_urm', 'plain_multi_headed', 'plain_lfme', 'plain_style',
-           'plain_cutmix', 'plain_intra_mixup', 'plain_diva', 'plain_jigen', 'plain_matchdg', 'plain_hmoe',
-           'plain_gmoe', 'plain_dmg', 'plain_seconds', 'registry_entries', 'plain_ratios', 'registry_table',
-           'plain_targets', 'registry_costs']
+           'plain_mtl', 'plain_ridg', 'plain_cad', 'plain_dial', 'plain_eqrm', 'plain_rdm', 'plain_causirl',
+           'plain_groupdro', 'plain_mixup', 'plain_mldg', 'plain_fish', 'plain_iga', 'plain_sam', 'plain_rsc',
+           'plain_sagnet', 'plain_masked_gradients', 'plain_arm', 'plain_metareg', 'plain_sharpness', 'plain_average',
+           'plain_swad', 'plain_urm', 'plain_multi_headed', 'plain_lfme', 'plain_miro', 'plain_style', 'plain_cutmix',
+           'plain_intra_mixup', 'plain_diva', 'plain_jigen', 'plain_matchdg', 'plain_hmoe', 'plain_gmoe', 'plain_dmg',
+           'plain_seconds', 'registry_entries', 'plain_ratios', 'registry_table', 'plain_targets', 'registry_costs']
 
 # %% ../../nbs/10_bench/06_registry_costs.ipynb #imports
 import copy
@@ -405,32 +404,6 @@ def plain_dial(loop: PlainTraining, minibatches):
     loop.featurizer.train()
     loop.descend(loop.risk(x, y) + h["dial_gamma"] * loop.risk(attacked.detach(), y))
 
-
-def plain_miro(loop: PlainTraining, minibatches):
-    """Make an update of MIRO: outputs of layers near those of the first network."""
-    x, y = _joined(minibatches)
-
-    def outputs_of(network):
-        """Compute the outputs of a network and of its layers."""
-        outputs = []
-        hooks = []
-        for layer in tap_points(network):
-            hooks.append(layer.register_forward_hook(lambda _, __, z: outputs.append(z)))
-        last = network(x)
-        for hook in hooks:
-            hook.remove()
-        return last, outputs
-
-    with torch.no_grad():
-        _, first = outputs_of(loop.algorithm.pretrained)
-    z, features = outputs_of(loop.featurizer)
-    loss = F.cross_entropy(loop.classifier(z), y)
-    for f, f_0, b in zip(features, first, loop.algorithm.b):
-        variance = (F.softplus(b) + 1e-5)[:, None, None]
-        term = ((f - f_0) ** 2 / variance + variance.log()).mean() / 2
-        loss = loss + loop.settings["ld"] * term
-    loop.descend(loss)
-
 # %% ../../nbs/10_bench/06_registry_costs.ipynb #def-plain-risks
 def plain_eqrm(loop: PlainTraining, minibatches):
     """Make an update of EQRM: a quantile of the smoothed risks of the domains, by bisection."""
@@ -804,6 +777,32 @@ def plain_lfme(loop: PlainTraining, minibatches):
     guided = loop.settings["lfe_reg"] * torch.stack(guidance).mean()
     loop.descend(torch.stack(nll).mean() + guided + torch.stack(of_experts).sum())
 
+# %% ../../nbs/10_bench/06_registry_costs.ipynb #def-plain-miro
+def plain_miro(loop: PlainTraining, minibatches):
+    """Make an update of MIRO: outputs of layers near those of the first network."""
+    x, y = _joined(minibatches)
+
+    def outputs_of(network):
+        """Compute the outputs of a network and of its layers."""
+        outputs = []
+        hooks = []
+        for layer in tap_points(network):
+            hooks.append(layer.register_forward_hook(lambda _, __, z: outputs.append(z)))
+        last = network(x)
+        for hook in hooks:
+            hook.remove()
+        return last, outputs
+
+    with torch.no_grad():
+        _, first = outputs_of(loop.algorithm.pretrained)
+    z, features = outputs_of(loop.featurizer)
+    loss = F.cross_entropy(loop.classifier(z), y)
+    for f, f_0, b in zip(features, first, loop.algorithm.b):
+        variance = (F.softplus(b) + 1e-5)[:, None, None]
+        term = ((f - f_0) ** 2 / variance + variance.log()).mean() / 2
+        loss = loss + loop.settings["ld"] * term
+    loop.descend(loss)
+
 # %% ../../nbs/10_bench/06_registry_costs.ipynb #def-plain-style
 def _plain_statistics(x: torch.Tensor, other: torch.Tensor, lam: torch.Tensor) -> torch.Tensor:
     """Mix mean and standard deviation of maps (B, C, H, W) with those of other images."""
@@ -1131,7 +1130,7 @@ PLAIN_UPDATES: dict[str, Callable] = {
     "Aggregate-SGD": plain_erm,
 }
 
-
+# %% ../../nbs/10_bench/06_registry_costs.ipynb #def-plain-seconds
 def _processor_seconds(job: Callable) -> float:
     """Return the processor seconds of this process in a call of `job`, with fixed draws."""
     seed_everything(0)
