@@ -57,60 +57,61 @@ class Sharpness(Algorithm):
 
     def steps(self, minibatches):
         """Climb, compute the second gradient, go back, and make one step of the optimiser."""
-        start = [buffer.clone() for buffer in self.buffers()]
-        losses, climbed = self.first_loss(minibatches)
-        g = self._gradient(climbed)
-        after_first = [buffer.clone() for buffer in self.buffers()]
-        self._set_buffers(start)
-        weights = {name: p.detach().clone() for name, p in self.named_parameters() if name in g}
-        try:
-            self._move(self.perturbation(g))
-            perturbed = self.checked_loss(minibatches)["loss"]
-            g_p = self._gradient(perturbed)
-        finally:
-            self._set_weights(weights)
-            self._set_buffers(after_first)
-        g = {name: g.get(name, torch.zeros_like(second)) for name, second in g_p.items()}
-        direction = self.direction(g, g_p)
-        for name, parameter in self.named_parameters():
-            parameter.grad = direction.get(name)
         assert self.optimizer is not None  # `update` builds it before the steps
+        parameters = dict(self.named_parameters())  # once: a walk takes as long as a small layer
+        trained = {p for group in self.optimizer.param_groups for p in group["params"]}
+        buffers = list(self.buffers())
+        start = [buffer.clone() for buffer in buffers]
+        losses, climbed = self.first_loss(minibatches)
+        g = self._gradient(climbed, parameters, trained)
+        after_first = [buffer.clone() for buffer in buffers]
+        _copy_into(buffers, start)
+        moved: list[torch.Tensor] = [parameters[name] for name in g]
+        weights = [p.detach().clone() for p in moved]
+        try:
+            self._move(parameters, self.perturbation(g))
+            perturbed = self.checked_loss(minibatches)["loss"]
+            g_p = self._gradient(perturbed, parameters, trained)
+        finally:
+            _copy_into(moved, weights)
+            _copy_into(buffers, after_first)
+        for name in g_p.keys() - g.keys():
+            g[name] = torch.zeros_like(g_p[name])
+        direction = self.direction({name: g[name] for name in g_p}, g_p)
+        for name, parameter in parameters.items():
+            parameter.grad = direction.get(name)
         self.optimizer.step()
         return losses | {"perturbed_loss": perturbed}
 
-    def _gradient(self, loss: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the gradient of `loss`, name -> tensor, without parameters that have none."""
+    def _gradient(self, loss: torch.Tensor, parameters: dict, trained: set) -> dict:
+        """Return the gradient of `loss`, name -> tensor, without parameters that have none.
+
+        Args:
+            loss: a scalar.
+            parameters: name -> parameter.
+            trained: the parameters of the optimiser.
+        """
         assert self.optimizer is not None
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        trained = set()
-        for group in self.optimizer.param_groups:
-            trained.update(map(id, group["params"]))
-        return {
-            name: p.grad
-            for name, p in self.named_parameters()
-            if id(p) in trained and p.grad is not None
-        }
+        gradient = {}
+        for name, p in parameters.items():
+            if p.grad is not None and p in trained:
+                gradient[name] = p.grad
+        return gradient
 
     @torch.no_grad()
-    def _move(self, step: dict[str, torch.Tensor]):
+    def _move(self, parameters: dict, step: dict[str, torch.Tensor]):
         """Add `step` to the parameters of its names."""
-        for name, parameter in self.named_parameters():
-            if name in step:
-                parameter.add_(step[name])
+        for name, change in step.items():
+            parameters[name].add_(change)
 
-    @torch.no_grad()
-    def _set_weights(self, weights: dict[str, torch.Tensor]):
-        """Copy `weights` into the parameters of their names."""
-        for name, parameter in self.named_parameters():
-            if name in weights:
-                parameter.copy_(weights[name])
 
-    @torch.no_grad()
-    def _set_buffers(self, values: list[torch.Tensor]):
-        """Copy `values` into all buffers."""
-        for buffer, value in zip(self.buffers(), values):
-            buffer.copy_(value)
+@torch.no_grad()
+def _copy_into(targets: list[torch.Tensor], values: list[torch.Tensor]):
+    """Copy each of `values` into the tensor in its place of `targets`."""
+    for target, value in zip(targets, values):
+        target.copy_(value)
 
 # %% ../../nbs/04_algorithms/24_sharpness.ipynb #def-sam
 @register("SAM", paper="Foret et al., 2021", needs_domain_labels=False, family="sharpness")

@@ -4,17 +4,23 @@
 
 # %% auto #0
 __all__ = ['PLAIN_UPDATES', 'REGISTRY', 'ThreeUpdates', 'registry_jobs', 'PlainTraining', 'plain_erm', 'plain_irm', 'plain_vrex',
-           'plain_ib_erm', 'plain_sd', 'plain_alignment', 'plain_dann', 'plain_groupdro', 'plain_mixup', 'plain_mldg',
-           'plain_fish', 'plain_iga', 'plain_sam', 'plain_seconds', 'registry_entries', 'plain_ratios',
-           'registry_table', 'plain_targets', 'registry_costs']
+           'plain_ib_erm', 'plain_sd', 'plain_alignment', 'plain_dann', 'plain_ib_irm', 'plain_fishr', 'plain_cdann',
+           'plain_mtl', 'plain_ridg', 'plain_cad', 'plain_dial', 'plain_eqrm', 'plain_rdm', 'plain_causirl',
+           'plain_groupdro', 'plain_mixup', 'plain_mldg', 'plain_fish', 'plain_iga', 'plain_sam', 'plain_rsc',
+           'plain_sagnet', 'plain_masked_gradients', 'plain_arm', 'plain_metareg', 'plain_sharpness', 'plain_average',
+           'plain_swad', 'plain_urm', 'plain_multi_headed', 'plain_lfme', 'plain_miro', 'plain_style', 'plain_cutmix',
+           'plain_intra_mixup', 'plain_diva', 'plain_jigen', 'plain_matchdg', 'plain_hmoe', 'plain_gmoe', 'plain_dmg',
+           'plain_seconds', 'registry_entries', 'plain_ratios', 'registry_table', 'plain_targets', 'registry_costs']
 
 # %% ../../nbs/10_bench/06_registry_costs.ipynb #imports
 import copy
 import itertools
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from statistics import NormalDist
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,13 +31,16 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..algorithms import FAMILIES, get_algorithm
+from ..algorithms.anchors import tap_points
 from ..algorithms.base import Algorithm
 from ..algorithms.conformance import Trial, phase_hparams, random_batches, train_briefly
+from ..algorithms.style import stage_paths
 from ..analysis.results import read_benchmark
 from .benchmark import Bench, BenchMeasurement
 from .timing import BENCH_CLASSES, Target, ratios, value_range
 from ..core.files import results_dir
 from ..core.seeds import seed_everything
+from ..networks.sparse_vit import expert_layers
 
 # %% ../../nbs/10_bench/06_registry_costs.ipynb #def-registry-jobs
 @dataclass(frozen=True)
@@ -79,24 +88,52 @@ class PlainTraining:
 
     Args:
         algorithm: the algorithm. Modules and settings of its copy are used, and no method.
-        optimizer: PyTorch's Adam with the moments that the algorithm's optimiser had.
+        optimizer: PyTorch's Adam or SGD with the state of the algorithm's optimisers.
+        featurizer: network of the images, or None if the algorithm has none of this name.
+        classifier: network of the features, or None.
     """
 
     algorithm: Any
-    optimizer: torch.optim.Adam = field(init=False)
+    optimizer: torch.optim.Optimizer = field(init=False)
+    featurizer: Any = field(init=False)
+    classifier: Any = field(init=False)
 
     def __post_init__(self):
         self.algorithm = copy.deepcopy(self.algorithm)
-        optimizer = self.algorithm.optimizer or self.algorithm.make_optimizer()
-        groups = []
-        for group in optimizer.param_groups:
-            groups.append({name: group[name] for name in ("params", "lr", "betas", "weight_decay")})
-        self.optimizer = torch.optim.Adam(groups)
-        self.optimizer.state.update(optimizer.state)
+        self.updates = self.algorithm.update_count
         self.settings = self.algorithm.hparams
-        self.featurizer = self.algorithm.featurizer
-        self.classifier = self.algorithm.classifier
-        self.parameters = [*self.featurizer.parameters(), *self.classifier.parameters()]
+        self.averages = list(getattr(self.algorithm, "members", [self.algorithm]))
+        trained = [getattr(one, "current", one) for one in self.averages]
+        self.featurizer = getattr(trained[0], "featurizer", None)
+        self.classifier = getattr(trained[0], "classifier", None)
+        self.optimizer = self._plain_optimizer(
+            [one.optimizer or one.make_optimizer() for one in trained]
+        )
+        self.parameters = []
+        for group in self.optimizer.param_groups:
+            self.parameters += group["params"]
+
+    def _plain_optimizer(self, optimizers: list) -> torch.optim.Optimizer:
+        """Return one new optimiser with the groups and the states of some others."""
+        cls = torch.optim.Adam
+        options = ["params", "lr", "betas", "weight_decay"]
+        if isinstance(optimizers[0], torch.optim.SGD):
+            cls = torch.optim.SGD
+            options = ["params", "lr", "momentum", "weight_decay"]
+        groups = []
+        state = {}
+        for optimizer in optimizers:
+            state |= optimizer.state
+            for group in optimizer.param_groups:
+                groups.append({name: group[name] for name in options})
+        optimizer = cls(groups)
+        optimizer.state.update(state)
+        return optimizer
+
+    @property
+    def progress(self) -> float:
+        """Fraction of the planned updates already made, 0 to 1."""
+        return min(1.0, self.updates / self.algorithm.total_steps)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Compute the logits (B, C) of images."""
@@ -106,10 +143,10 @@ class PlainTraining:
         """Compute the mean cross entropy of images (B, ...) with labels (B,)."""
         return F.cross_entropy(self.logits(x), y)
 
-    def descend(self, loss: torch.Tensor):
-        """Make a step of the optimiser on a loss."""
+    def descend(self, loss: torch.Tensor, parameters=None):
+        """Make a step of the optimiser on a loss, that moves all parameters or some of them."""
         self.optimizer.zero_grad()
-        loss.backward()
+        loss.backward(inputs=None if parameters is None else list(parameters))
         self.optimizer.step()
 
 
@@ -117,10 +154,25 @@ def _joined(minibatches) -> tuple[torch.Tensor, torch.Tensor]:
     """Join the batches of all domains: images and labels."""
     return torch.cat([x for x, _ in minibatches]), torch.cat([y for _, y in minibatches])
 
+
+def _domain_of_each(minibatches) -> torch.Tensor:
+    """Return the domain of each image of the joined batch."""
+    return torch.cat([torch.full_like(y, i) for i, (_, y) in enumerate(minibatches)])
+
 # %% ../../nbs/10_bench/06_registry_costs.ipynb #def-plain-losses
 def plain_erm(loop: PlainTraining, minibatches):
     """Make an update of ERM."""
     loop.descend(loop.risk(*_joined(minibatches)))
+
+
+def _plain_slopes(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Compute the product of the slopes of both halves of a domain in a factor on the logits."""
+    scale = torch.ones((), dtype=logits.dtype, requires_grad=True)
+    first = F.cross_entropy(logits[::2] * scale, y[::2])
+    second = F.cross_entropy(logits[1::2] * scale, y[1::2])
+    (slope_1,) = torch.autograd.grad(first, [scale], create_graph=True)
+    (slope_2,) = torch.autograd.grad(second, [scale], create_graph=True)
+    return slope_1 * slope_2
 
 
 def plain_irm(loop: PlainTraining, minibatches):
@@ -130,12 +182,7 @@ def plain_irm(loop: PlainTraining, minibatches):
     slopes = []
     for z, (_, y) in zip(logits.split([len(y) for _, y in minibatches]), minibatches):
         risks.append(F.cross_entropy(z, y))
-        scale = torch.ones((), dtype=z.dtype, requires_grad=True)
-        first = F.cross_entropy(z[::2] * scale, y[::2])
-        second = F.cross_entropy(z[1::2] * scale, y[1::2])
-        (slope_1,) = torch.autograd.grad(first, [scale], create_graph=True)
-        (slope_2,) = torch.autograd.grad(second, [scale], create_graph=True)
-        slopes.append(slope_1 * slope_2)
+        slopes.append(_plain_slopes(z, y))
     penalty = torch.stack(slopes).mean()
     loop.descend(torch.stack(risks).mean() + loop.settings["irm_lambda"] * penalty)
 
@@ -213,13 +260,209 @@ def plain_alignment(distance: Callable, loop: PlainTraining, minibatches):
 def plain_dann(loop: PlainTraining, minibatches):
     """Make an update of DANN with its default settings: both players move at once."""
     x, y = _joined(minibatches)
-    domains = torch.cat([torch.full_like(y, i) for i, (_, y) in enumerate(minibatches)])
     z = loop.featurizer(x)
     weight = loop.settings["lambda"]
     reversed_z = (1 + weight) * z.detach() - weight * z
     discriminator = loop.algorithm.adversary["discriminator"]
-    loss_d = F.cross_entropy(discriminator(reversed_z), domains)
+    loss_d = F.cross_entropy(discriminator(reversed_z), _domain_of_each(minibatches))
     loop.descend(F.cross_entropy(loop.classifier(z), y) + loss_d)
+
+# %% ../../nbs/10_bench/06_registry_costs.ipynb #def-plain-more-losses
+def plain_ib_irm(loop: PlainTraining, minibatches):
+    """Make an update of IB-IRM: small variances of the features, and equal slopes."""
+    features = loop.featurizer(_joined(minibatches)[0])
+    logits = loop.classifier(features)
+    sizes = [len(y) for _, y in minibatches]
+    risks = []
+    variances = []
+    slopes = []
+    for z, q, (_, y) in zip(features.split(sizes), logits.split(sizes), minibatches):
+        risks.append(F.cross_entropy(q, y))
+        variances.append(z.var(dim=0).mean())
+        slopes.append(_plain_slopes(q, y))
+    bottleneck = loop.settings["ib_lambda"] * torch.stack(variances).mean()
+    invariance = loop.settings["irm_lambda"] * torch.stack(slopes).mean()
+    loop.descend(torch.stack(risks).mean() + bottleneck + invariance)
+
+
+def plain_fishr(loop: PlainTraining, minibatches):
+    """Make an update of Fishr: the variance of the gradients of single images."""
+    x, y = _joined(minibatches)
+    features = loop.featurizer(x)
+    logits = loop.classifier(features)
+    error = logits.softmax(1) - F.one_hot(y, logits.shape[1])
+    of_weights = error[:, :, None] * features[:, None, :]  # (B, C, F)
+    gradients = torch.cat([of_weights, error[:, :, None]], 2)
+    parts = gradients.split([len(y) for _, y in minibatches])
+    stored = loop.algorithm.variances
+    ema = loop.settings["ema"]
+    variances = []
+    for i, part in enumerate(parts):
+        average = ema * stored[i] + (1 - ema) * part.var(0, correction=0)
+        stored[i] = average.detach()
+        variances.append(average / (1 - ema))
+    variances = torch.stack(variances)
+    penalty = ((variances - variances.mean(0)) ** 2).mean()
+    loop.descend(F.cross_entropy(logits, y) + loop.settings["lambda"] * penalty)
+
+
+def plain_cdann(loop: PlainTraining, minibatches):
+    """Make an update of CDANN: as DANN, with classes that count equally."""
+    x, y = _joined(minibatches)
+    z = loop.featurizer(x)
+    weight = loop.settings["lambda"]
+    reversed_z = (1 + weight) * z.detach() - weight * z
+    adversary = loop.algorithm.adversary
+    guesses = adversary["discriminator"](reversed_z + adversary["embedding"](y))
+    losses = F.cross_entropy(guesses, _domain_of_each(minibatches), reduction="none")
+    num_classes = loop.algorithm.num_classes
+    loss_d = torch.zeros_like(losses[0])
+    for label in y.unique().tolist():
+        loss_d = loss_d + losses[y == label].mean() / num_classes
+    loop.descend(F.cross_entropy(loop.classifier(z), y) + loss_d)
+
+
+def plain_mtl(loop: PlainTraining, minibatches):
+    """Make an update of MTL: the mean feature of a domain next to the features."""
+    summaries = loop.algorithm.summaries
+    ema = loop.settings["mtl_ema"]
+    loss = torch.zeros((), dtype=summaries.dtype)
+    for i, (x, y) in enumerate(minibatches):
+        z = loop.featurizer(x)
+        mean = (1 - ema) * summaries[i] + ema * z.mean(0)
+        summaries[i] = mean.detach()
+        loss = loss + F.cross_entropy(loop.classifier(torch.cat([z, mean.expand_as(z)], 1)), y)
+    loop.descend(loss)
+
+# %% ../../nbs/10_bench/06_registry_costs.ipynb #def-plain-images
+def plain_ridg(loop: PlainTraining, minibatches):
+    """Make an update of RIDG: rationales near the mean of their class, class by class."""
+    x, y = _joined(minibatches)
+    z = loop.featurizer(x)
+    rationales = loop.classifier.weight * z[:, None]  # (B, C, F)
+    means = loop.algorithm.means
+    seen = loop.algorithm.seen
+    momentum = loop.settings["ridg_momentum"]
+    loss = F.cross_entropy(loop.classifier(z), y)
+    for label in y.unique().tolist():
+        own = rationales[y == label]
+        mean = own.detach().mean(0)
+        if seen[label]:
+            mean = (1 - momentum) * means[label] + momentum * mean
+        means[label] = mean
+        seen[label] = True
+        distance = ((own - mean) ** 2).sum(2).mean()
+        loss = loss + loop.settings["ridg_reg"] * distance
+    loop.descend(loss)
+
+
+def plain_cad(conditional: bool, loop: PlainTraining, minibatches):
+    """Make an update of CAD or CondCAD, image by image."""
+    h = loop.settings
+    x, y = _joined(minibatches)
+    d = _domain_of_each(minibatches)
+    z = loop.featurizer(x)
+    loss = F.cross_entropy(loop.classifier(z), y)
+    if h["is_project"]:
+        z = loop.algorithm.projection(z)
+    if h["is_normalized"]:
+        z = z / z.norm(dim=1, keepdim=True)
+    losses = []
+    for i in range(len(y)):
+        others = torch.arange(len(y)) != i
+        of_class = others & (y == y[i])
+        drawn = of_class if conditional else others
+        wanted = drawn & ((d != d[i]) if h["is_flipped"] else (d == d[i]))
+        if wanted.any() and of_class.any():
+            similar = (z @ z[i]) / h["temperature"]
+            log_p = similar[wanted].logsumexp(0) - similar[drawn].logsumexp(0)
+            losses.append(-log_p if h["is_flipped"] else log_p)
+    if losses:
+        loss = loss + h["lmbda"] * h["temperature"] / 0.07 * torch.stack(losses).mean()
+    loop.descend(loss)
+
+
+def plain_dial(loop: PlainTraining, minibatches):
+    """Make an update of DIAL: an attack, and a second pass on its images."""
+    h = loop.settings
+    x, y = _joined(minibatches)
+    low = x.amin((0, 2, 3), keepdim=True)
+    high = x.amax((0, 2, 3), keepdim=True)
+    reach = h["dial_epsilon"] * (high - low)
+    attacked = x + h["dial_noise"] * (high - low) * torch.randn_like(x)
+    loop.featurizer.eval()
+    natural = loop.logits(x).softmax(1).detach()
+    for _ in range(h["dial_steps"]):
+        attacked = attacked.detach().requires_grad_()
+        logits = loop.logits(attacked)
+        climbed = (natural * (natural.log() - logits.log_softmax(1))).sum()
+        climbed = climbed + F.cross_entropy(logits, y, reduction="sum")
+        (slope,) = torch.autograd.grad(climbed, attacked)
+        attacked = attacked + h["dial_lr"] * (high - low) * slope.sign()
+        attacked = torch.minimum(torch.maximum(attacked, x - reach), x + reach)
+        attacked = torch.minimum(torch.maximum(attacked, low), high)
+    loop.featurizer.train()
+    loop.descend(loop.risk(x, y) + h["dial_gamma"] * loop.risk(attacked.detach(), y))
+
+# %% ../../nbs/10_bench/06_registry_costs.ipynb #def-plain-risks
+def plain_eqrm(loop: PlainTraining, minibatches):
+    """Make an update of EQRM: a quantile of the smoothed risks of the domains, by bisection."""
+    risks = torch.stack([loop.risk(x, y) for x, y in minibatches])
+    alpha = loop.settings["eqrm_quantile"]
+    width = 1.06 * risks.var().clamp_min(1e-14).sqrt() * len(risks) ** -0.2
+    smoothed = torch.distributions.Normal(risks, width)
+    reach = width.item() * NormalDist().inv_cdf(alpha)
+    low = min(risks.tolist()) + reach
+    high = max(risks.tolist()) + reach
+    for _ in range(32):
+        middle = (low + high) / 2
+        if smoothed.cdf(torch.tensor(middle)).mean() > alpha:
+            high = middle
+        else:
+            low = middle
+    quantile = risks.new_tensor((low + high) / 2)
+    density = smoothed.log_prob(quantile).exp().mean().detach()
+    loop.descend(quantile - (smoothed.cdf(quantile).mean() - alpha) / density)
+
+
+def plain_rdm(loop: PlainTraining, minibatches):
+    """Make an update of RDM: the worst domain has losses like those of all images."""
+    x, y = _joined(minibatches)
+    losses = F.cross_entropy(loop.logits(x), y, reduction="none")
+    parts = losses.split([len(y) for _, y in minibatches])
+    risks = [part.mean() for part in parts]
+    worst = parts[int(torch.stack(risks).argmax())]
+
+    def kernel(a, b):
+        """Compute the mean kernel of two lists of losses."""
+        distances = (a[:, None] - b) ** 2
+        kernels = torch.zeros_like(distances)
+        for width in (0.0001, 0.001, 0.01, 0.1, 1, 10, 100, 1000):
+            kernels = kernels + torch.exp(-width * distances)
+        return kernels.mean()
+
+    distance = kernel(worst, worst) + kernel(losses, losses) - 2 * kernel(worst, losses)
+    variance = losses.var() + worst.var()
+    penalty = loop.settings["rdm_lambda"] * distance + loop.settings["variance_weight"] * variance
+    loop.descend(torch.stack(risks).mean() + penalty)
+
+
+def plain_causirl(distance: Callable, loop: PlainTraining, minibatches):
+    """Make an update of CausIRL: the distance of two groups with images of every domain."""
+    risks = []
+    groups = [], []
+    for x, y in minibatches:
+        z = loop.featurizer(x)
+        risks.append(F.cross_entropy(loop.classifier(z), y))
+        cut = np.random.randint(len(y))
+        groups[0].append(z[:cut])
+        groups[1].append(z[cut:])
+    first = torch.cat(groups[0])
+    second = torch.cat(groups[1])
+    loss = torch.stack(risks).mean()
+    if min(len(first), len(second)) > 1:
+        loss = loss + loop.settings["mmd_gamma"] * distance(first, second)
+    loop.descend(loss)
 
 # %% ../../nbs/10_bench/06_registry_costs.ipynb #def-plain-steps
 def plain_groupdro(loop: PlainTraining, minibatches):
@@ -313,25 +556,581 @@ def plain_sam(loop: PlainTraining, minibatches):
             p.copy_(first)
     loop.optimizer.step()
 
+# %% ../../nbs/10_bench/06_registry_costs.ipynb #def-plain-robust
+def plain_rsc(loop: PlainTraining, minibatches):
+    """Make an update of RSC: without the features that count most."""
+    x, y = _joined(minibatches)
+    z = loop.featurizer(x)
+    logits = loop.classifier(z)
+    one_hot = F.one_hot(y, logits.shape[1])
+    (slopes,) = torch.autograd.grad((logits * one_hot).sum(), z, retain_graph=True)
+    keep = 1 - loop.settings["rsc_f_drop_factor"]
+    mask = (slopes < torch.quantile(slopes, keep, dim=1, keepdim=True)).to(z.dtype)
+    muted = loop.classifier(z * mask)
+    change = ((logits.softmax(1) - muted.softmax(1)) * one_hot).sum(1).detach()
+    unchallenged = change < torch.quantile(change, 1 - loop.settings["rsc_b_drop_factor"])
+    mask[unchallenged] = 1
+    loop.descend(F.cross_entropy(loop.classifier(z * mask), y))
+
+
+def plain_sagnet(loop: PlainTraining, minibatches):
+    """Make an update of SagNet: its three steps, each with its own pass, as in the paper."""
+    x, y = _joined(minibatches)
+    head = loop.algorithm.style_head
+
+    def split(z):
+        """Compute content, mean and variance of features."""
+        mean = z.mean(1, keepdim=True)
+        variance = z.var(1, keepdim=True)
+        return (z - mean) / (variance + 1e-5).sqrt(), mean, variance
+
+    def style_logits(z):
+        """Compute the logits of the style head with the content of other images."""
+        content, mean, variance = split(z)
+        other = content[torch.randperm(len(z))].detach()
+        return head(other * (variance + 1e-5).sqrt() + mean)
+
+    content, mean, variance = split(loop.featurizer(x))
+    other = torch.randperm(len(x))
+    share = torch.rand(len(x), 1, dtype=x.dtype)
+    mean = share * mean + (1 - share) * mean[other]
+    variance = share * variance + (1 - share) * variance[other]
+    z = content * (variance + 1e-5).sqrt() + mean
+    network = [*loop.featurizer.parameters(), *loop.classifier.parameters()]
+    loop.descend(F.cross_entropy(loop.classifier(z), y), network)
+    loop.descend(F.cross_entropy(style_logits(loop.featurizer(x)), y), head.parameters())
+    uniform = -style_logits(loop.featurizer(x)).log_softmax(1).mean()
+    loop.descend(loop.settings["sag_w_adv"] * uniform, loop.featurizer.parameters())
+
+
+def plain_masked_gradients(mask: Callable, loop: PlainTraining, minibatches):
+    """Make an update of ANDMask or SANDMask: gradients masked where domains disagree."""
+    gradients = []
+    for x, y in minibatches:
+        gradients.append(torch.autograd.grad(loop.risk(x, y), loop.parameters))
+    for p, *of_domains in zip(loop.parameters, *gradients):
+        stacked = torch.stack(of_domains)
+        agreement = stacked.sign().mean(0).abs()
+        kept = mask(loop.settings, stacked, agreement)
+        p.grad = kept * stacked.mean(0) / (kept.mean() + 1e-10)
+    loop.optimizer.step()
+
+
+def _plain_and_mask(settings: dict, gradients: torch.Tensor, agreement: torch.Tensor):
+    """Compute the mask of ANDMask."""
+    return (agreement >= settings["tau"]).to(gradients.dtype)
+
+
+def _plain_sand_mask(settings: dict, gradients: torch.Tensor, agreement: torch.Tensor):
+    """Compute the mask of SANDMask."""
+    soft = torch.tanh(settings["k"] / gradients.var(0) * (agreement - settings["tau"]))
+    return soft.clamp_min(0).nan_to_num(1e-17)
+
+
+def plain_arm(loop: PlainTraining, minibatches):
+    """Make an update of ARM: a channel with the mean context of the domain's batch."""
+    context = loop.algorithm.context(_joined(minibatches)[0])  # with batch norm over all domains
+    losses = []
+    for part, (x, y) in zip(context.split([len(y) for _, y in minibatches]), minibatches):
+        mean = part.mean(0, keepdim=True).expand_as(part)
+        losses.append(F.cross_entropy(loop.logits(torch.cat([x, mean], 1)), y, reduction="sum"))
+    loop.descend(torch.stack(losses).sum() / sum(len(y) for _, y in minibatches))
+
+
+def plain_metareg(loop: PlainTraining, minibatches):
+    """Make an update of MetaReg's second phase: the learnt penalty on the classifier."""
+    loss = loop.risk(*_joined(minibatches))
+    for weight, p in zip(loop.algorithm.phi, loop.classifier.parameters()):
+        loss = loss + (weight * p.abs()).sum()
+    loop.descend(loss, [*loop.featurizer.parameters(), *loop.classifier.parameters()])
+
+# %% ../../nbs/10_bench/06_registry_costs.ipynb #def-plain-sharpness
+def _plain_gradient(loop: PlainTraining, x, y, variance_weight: float = 0.0) -> list[torch.Tensor]:
+    """Compute the gradient of the risk on the batches x and y of all domains.
+
+    Args:
+        loop: the state.
+        x: images of all domains.
+        y: labels of each domain.
+        variance_weight: weight of the variance of the domains' risks, which is subtracted.
+    """
+    logits = loop.logits(x)
+    loss = F.cross_entropy(logits, torch.cat(y))
+    if variance_weight:
+        risks = [F.cross_entropy(q, y_i) for q, y_i in zip(logits.split([*map(len, y)]), y)]
+        loss = loss - variance_weight * torch.stack(risks).var(correction=0)
+    return list(torch.autograd.grad(loss, loop.parameters))
+
+
+def _plain_norm(tensors) -> torch.Tensor:
+    """Compute the Euclidean norm of a list of tensors."""
+    return torch.stack([(t**2).sum() for t in tensors]).sum().sqrt()
+
+
+def plain_sharpness(kind: str, loop: PlainTraining, minibatches):
+    """Make an update of ASAM, GSAM, SAGM or DISAM: a gradient at weights that climbed a little."""
+    x, _ = _joined(minibatches)
+    y = [y for _, y in minibatches]
+    h = loop.settings
+    first = _plain_gradient(loop, x, y, h["disam_lambda"] if kind == "DISAM" else 0.0)
+    sizes = [torch.ones_like(g) for g in first]
+    if kind == "ASAM":
+        names = [name for name, _ in loop.algorithm.named_parameters()]
+        for i, (name, p) in enumerate(zip(names, loop.parameters)):
+            if "weight" in name:
+                sizes[i] = p.detach().abs() + h["asam_eta"]
+    norm = _plain_norm([size * g for size, g in zip(sizes, first)])
+    factor = h["rho"] / (norm + 1e-12)
+    if kind == "SAGM":
+        factor = factor - h["sagm_alpha"]
+    start = [p.detach().clone() for p in loop.parameters]
+    with torch.no_grad():
+        for p, g, size in zip(loop.parameters, first, sizes):
+            p.add_(factor * size**2 * g)
+    second = _plain_gradient(loop, x, y)
+    if kind == "GSAM":
+        product = sum((a * b).sum() for a, b in zip(first, second))
+        along = product / (_plain_norm(second) ** 2 + 1e-12)
+        across = [a - along * b for a, b in zip(first, second)]
+        second = [b - h["gsam_alpha"] * c for b, c in zip(second, across)]
+    if kind == "SAGM":
+        second = [(a + b) / 2 for a, b in zip(first, second)]
+    with torch.no_grad():
+        for p, old, g in zip(loop.parameters, start, second):
+            p.copy_(old)
+            p.grad = g
+    loop.optimizer.step()
+
+# %% ../../nbs/10_bench/06_registry_costs.ipynb #def-plain-averages
+def plain_average(loop: PlainTraining, minibatches):
+    """Make an update of SMA, ERM++ or EoA: one moving average of weights, or several."""
+    x, y = _joined(minibatches)
+    losses = []
+    for one in loop.averages:
+        logits = one.current.classifier(one.current.featurizer(x))
+        losses.append(F.cross_entropy(logits, y))
+    loop.descend(torch.stack(losses).sum())
+    loop.updates += 1
+    number = max(0, loop.updates - loop.settings["sma_start"]) + 1
+    with torch.no_grad():
+        for one in loop.averages:
+            for average, p in zip(one.result.parameters(), one.current.parameters()):
+                average.add_((p - average) / number)
+
+
+def plain_swad(loop: PlainTraining, minibatches):
+    """Make an update of SWAD: the mean of all weights since the last checkpoint."""
+    loop.descend(loop.risk(*_joined(minibatches)))
+    segment = loop.algorithm.segment
+    segment.count += 1
+    current = loop.algorithm.current
+    with torch.no_grad():
+        if segment.count == 1:
+            segment.tensors = [p.detach().clone() for p in current.parameters()]
+        for mean, p in zip(segment.tensors, current.parameters()):
+            mean.add_((p - mean) / segment.count)
+        if not loop.algorithm.losses:  # before the first checkpoint
+            for p_result, p in zip(loop.algorithm.result.parameters(), current.parameters()):
+                p_result.copy_(p)
+
+
+def plain_urm(loop: PlainTraining, minibatches):
+    """Make an update of URM: features that a discriminator takes for noise."""
+    x, y = _joined(minibatches)
+    discriminator = loop.algorithm.discriminator
+    weight = loop.settings["urm_adv_lambda"]
+    z = loop.algorithm.activation(loop.featurizer(x))
+
+    def guess_loss(values, target):
+        """Compute the loss of the discriminator if all values had one target."""
+        logits = discriminator(values)
+        targets = torch.full_like(logits, target)
+        return F.binary_cross_entropy_with_logits(logits, targets)
+
+    loss = F.cross_entropy(loop.classifier(z), y) + weight * guess_loss(z, 1.0)
+    loop.descend(loss, [*loop.featurizer.parameters(), *loop.classifier.parameters()])
+    low = loop.algorithm.lowest
+    noise = low + (1 - low) * torch.rand_like(z)
+    loss_d = guess_loss(noise, 1.0) + weight * guess_loss(z.detach(), 0.0)
+    loop.descend(loss_d, discriminator.parameters())
+
+
+def plain_multi_headed(loop: PlainTraining, minibatches):
+    """Make an update of Multi-Headed: the head of each domain on its images."""
+    losses = []
+    for head, (x, y) in zip(loop.algorithm.heads, minibatches):
+        losses.append(F.cross_entropy(head(loop.featurizer(x)), y, reduction="sum"))
+    loop.descend(torch.stack(losses).sum() / sum(len(y) for _, y in minibatches))
+
+
+def plain_lfme(loop: PlainTraining, minibatches):
+    """Make an update of LFME: a network for each domain guides the common one."""
+    nll = []
+    guidance = []
+    of_experts = []
+    for expert, (x, y) in zip(loop.algorithm.experts, minibatches):
+        logits = loop.logits(x)
+        of_expert = expert(x)
+        nll.append(F.cross_entropy(logits, y))
+        guidance.append(((logits - of_expert.softmax(1).detach()) ** 2).mean())
+        of_experts.append(F.cross_entropy(of_expert, y))
+    guided = loop.settings["lfe_reg"] * torch.stack(guidance).mean()
+    loop.descend(torch.stack(nll).mean() + guided + torch.stack(of_experts).sum())
+
+# %% ../../nbs/10_bench/06_registry_costs.ipynb #def-plain-miro
+def plain_miro(loop: PlainTraining, minibatches):
+    """Make an update of MIRO: outputs of layers near those of the first network."""
+    x, y = _joined(minibatches)
+
+    def outputs_of(network):
+        """Compute the outputs of a network and of its layers."""
+        outputs = []
+        hooks = []
+        for layer in tap_points(network):
+            hooks.append(layer.register_forward_hook(lambda _, __, z: outputs.append(z)))
+        last = network(x)
+        for hook in hooks:
+            hook.remove()
+        return last, outputs
+
+    with torch.no_grad():
+        _, first = outputs_of(loop.algorithm.pretrained)
+    z, features = outputs_of(loop.featurizer)
+    loss = F.cross_entropy(loop.classifier(z), y)
+    for f, f_0, b in zip(features, first, loop.algorithm.b):
+        variance = (F.softplus(b) + 1e-5)[:, None, None]
+        term = ((f - f_0) ** 2 / variance + variance.log()).mean() / 2
+        loss = loss + loop.settings["ld"] * term
+    loop.descend(loss)
+
+# %% ../../nbs/10_bench/06_registry_costs.ipynb #def-plain-style
+def _plain_statistics(x: torch.Tensor, other: torch.Tensor, lam: torch.Tensor) -> torch.Tensor:
+    """Mix mean and standard deviation of maps (B, C, H, W) with those of other images."""
+    mean = x.mean((2, 3), keepdim=True).detach()
+    std = (x.var((2, 3), keepdim=True) + 1e-6).sqrt().detach()
+    normed = (x - mean) / std
+    return normed * (lam * std + (1 - lam) * std[other]) + lam * mean + (1 - lam) * mean[other]
+
+
+def _plain_distributions(x: torch.Tensor, other: torch.Tensor, lam: torch.Tensor) -> torch.Tensor:
+    """Mix the sorted values of maps (B, C, H, W) with those of other images."""
+    flat = x.flatten(2)
+    values, order = flat.sort(dim=2, stable=True)
+    matched = values[other].gather(2, order.argsort(dim=2))
+    return (flat + (1 - lam.flatten(1)[..., None]) * (matched - flat.detach())).view(x.shape)
+
+
+def plain_style(mix: Callable, loop: PlainTraining, minibatches):
+    """Make an update of MixStyle or EFDMix: styles of other images in the first two stages."""
+    alpha = loop.settings["style_alpha"]
+
+    def mixed(module, arguments, x):
+        """Mix the output of a stage, with probability `style_p`."""
+        if torch.rand(()).item() >= loop.settings["style_p"]:
+            return x
+        other = torch.randperm(len(x))
+        lam = torch.from_numpy(np.random.beta(alpha, alpha, len(x))).to(x.dtype)
+        return mix(x, other, lam[:, None, None, None])
+
+    paths = list(stage_paths(loop.settings["network"]).values())
+    stages = [loop.featurizer.get_submodule(path) for path in paths[:2]]
+    hooks = [stage.register_forward_hook(mixed) for stage in stages]
+    loss = loop.risk(*_joined(minibatches))
+    for hook in hooks:
+        hook.remove()
+    loop.descend(loss)
+
+
+def plain_cutmix(loop: PlainTraining, minibatches):
+    """Make an update of CutMix: a box of another image."""
+    x, y = _joined(minibatches)
+    if torch.rand(()).item() >= loop.settings["cutmix_p"]:
+        loop.descend(loop.risk(x, y))
+        return
+    other = torch.randperm(len(y))
+    height, width = x.shape[2:]
+    lam = np.random.beta(loop.settings["cutmix_alpha"], loop.settings["cutmix_alpha"])
+    half_height = int(height * np.sqrt(1 - lam)) // 2
+    row = np.random.randint(height)
+    half_width = int(width * np.sqrt(1 - lam)) // 2
+    column = np.random.randint(width)
+    top, bottom = max(0, row - half_height), min(height, row + half_height)
+    left, right = max(0, column - half_width), min(width, column + half_width)
+    x[:, :, top:bottom, left:right] = x[other][:, :, top:bottom, left:right]
+    kept = 1 - (bottom - top) * (right - left) / (height * width)
+    logits = loop.logits(x)
+    pasted = F.cross_entropy(logits, y[other])
+    loop.descend(kept * F.cross_entropy(logits, y) + (1 - kept) * pasted)
+
+
+def plain_intra_mixup(loop: PlainTraining, minibatches):
+    """Make an update of IntraDomainMixup: mixtures of two images of a domain."""
+    alpha = loop.settings["mixup_alpha"]
+    losses = []
+    for x, y in minibatches:
+        other = torch.randperm(len(y))
+        lam = np.random.beta(alpha, alpha)
+        logits = loop.logits(lam * x + (1 - lam) * x[other])
+        mixed = lam * F.cross_entropy(logits, y) + (1 - lam) * F.cross_entropy(logits, y[other])
+        losses.append(mixed)
+    loop.descend(torch.stack(losses).mean())
+
+# %% ../../nbs/10_bench/06_registry_costs.ipynb #def-plain-generative
+def plain_diva(loop: PlainTraining, minibatches):
+    """Make an update of DIVA: an autoencoder with a vector for the class, domain and rest."""
+    a = loop.algorithm
+    x, y = _joined(minibatches)
+    d = _domain_of_each(minibatches)
+
+    def drawn(parameters):
+        """Draw vectors, and return them with mean and standard deviation."""
+        mean, raw = parameters.chunk(2, 1)
+        std = F.softplus(raw) + 1e-7
+        return mean + std * torch.randn_like(std), mean, std
+
+    def divergence(mean_q, std_q, mean_p, std_p):
+        """Compute the mean divergence of normal distributions q and p."""
+        ratio = (std_q / std_p) ** 2
+        terms = 0.5 * (ratio + ((mean_q - mean_p) / std_p) ** 2 - 1 - ratio.log())
+        return terms.sum(1).mean()
+
+    def of_prior(parameters):
+        """Compute mean and standard deviation of a prior."""
+        mean, raw = parameters.chunk(2, 1)
+        return mean, F.softplus(raw) + 1e-7
+
+    z_d, mean_d, std_d = drawn(a.domain_posterior(a.domain_featurizer(x)))
+    z_y, mean_y, std_y = drawn(a.class_posterior(a.featurizer(x)))
+    z_x, mean_x, std_x = drawn(a.rest_posterior(a.rest_featurizer(x)))
+    kl = divergence(mean_y, std_y, *of_prior(a.class_prior(y)))
+    kl = kl + divergence(mean_d, std_d, *of_prior(a.domain_prior(d)))
+    kl = kl + divergence(mean_x, std_x, torch.zeros_like(mean_x), torch.ones_like(std_x))
+    picture = a.decoder(torch.cat([z_y, z_d, z_x], 1))
+    squared = (picture - F.adaptive_avg_pool2d(x, picture.shape[2:])) ** 2
+    width = a.decoder.log_width
+    misfit = (0.5 * squared / width.exp() ** 2 + width).sum((1, 2, 3)).mean()
+    until = loop.settings["latent_warmup"]
+    beta = loop.settings["latent_beta"] * (min(1.0, loop.progress / until) if until else 1.0)
+    nll = F.cross_entropy(a.classifier(F.relu(z_y)), y)
+    domain = F.cross_entropy(a.domain_classifier(F.relu(z_d)), d)
+    loss = misfit + beta * kl + loop.settings["class_weight"] * nll
+    loop.descend(loss + loop.settings["domain_weight"] * domain)
+    loop.updates += 1
+
+
+def plain_jigen(loop: PlainTraining, minibatches):
+    """Make an update of JiGen: tile by tile, images in another order."""
+    x, y = _joined(minibatches)
+    orders = loop.algorithm.orders
+    number = torch.randint(len(orders), y.shape)
+    number[torch.rand(y.shape) < loop.settings["jigsaw_whole"]] = 0
+    grid = loop.settings["jigsaw_grid"]
+    height, width = x.shape[2] // grid, x.shape[3] // grid
+    top, left = (x.shape[2] - grid * height) // 2, (x.shape[3] - grid * width) // 2
+    shuffled = x.clone()
+    for image, order in enumerate(number.tolist()):
+        for place, tile in enumerate(orders[order].tolist()):
+            row, column = top + place // grid * height, left + place % grid * width
+            old_row, old_column = top + tile // grid * height, left + tile % grid * width
+            cut = x[image, :, old_row : old_row + height, old_column : old_column + width]
+            shuffled[image, :, row : row + height, column : column + width] = cut
+    z = loop.featurizer(shuffled)
+    jigsaw = F.cross_entropy(loop.algorithm.jigsaw(z), number)
+    loss = loop.settings["jigsaw_weight"] * jigsaw
+    whole = number == 0
+    if whole.any():
+        loss = loss + F.cross_entropy(loop.classifier(z[whole]), y[whole])
+    loop.descend(loss)
+
+
+def plain_matchdg(loop: PlainTraining, minibatches):
+    """Make an update of MatchDG's second phase: logits like those of the nearest images."""
+    with torch.no_grad():
+        features = [loop.algorithm.matcher(x) for x, _ in minibatches]
+    logits = [loop.logits(x) for x, _ in minibatches]
+    difference = torch.zeros_like(logits[0][0, 0])
+    pairs = 0
+    for i, j in itertools.permutations(range(len(minibatches)), 2):
+        same = minibatches[i][1][:, None] == minibatches[j][1]
+        distance = torch.cdist(features[i], features[j]).masked_fill(~same, torch.inf)
+        nearest = distance.argmin(1)
+        found = same.any(1)
+        difference = difference + ((logits[i] - logits[j][nearest])[found] ** 2).sum()
+        pairs += int(found.sum())
+    first = loop.settings["match_fraction"]
+    weight = loop.settings["match_weight"] * (loop.progress - first) / (1 - first)
+    nll = F.cross_entropy(torch.cat(logits), torch.cat([y for _, y in minibatches]))
+    loop.descend(nll + weight * difference / max(pairs, 1))
+    loop.updates += 1
+
+# %% ../../nbs/10_bench/06_registry_costs.ipynb #def-plain-experts
+def plain_hmoe(loop: PlainTraining, minibatches):
+    """Make an update of HMOE-DL, HMOE-DN or HMOE-ND: one expert after the other."""
+    x, y = _joined(minibatches)
+    h = loop.settings
+    model = loop.algorithm.model
+    z = model.featurizer(x)
+    v = model.encoder(x)
+    distances = [((v - e) ** 2).sum(1) for e in model.embeddings]
+    inverse = 1 / (torch.stack(distances, 1) + h["eps"])
+    p = inverse / inverse.sum(1, keepdim=True)
+    shape = (loop.algorithm.num_classes, z.shape[1])
+    logits = torch.zeros(len(x), shape[0], dtype=z.dtype)
+    for k, e in enumerate(model.embeddings):
+        theta = model.hypernetwork.head(model.hypernetwork.body(e))
+        W = theta[: shape[0] * shape[1]].view(shape)
+        b = theta[shape[0] * shape[1] :]
+        logits = logits + p[:, k, None] * (z @ W.T + b)
+    loss = h["lambda_y"] * F.cross_entropy(logits, y)
+    if h["lambda_en"]:
+        ramp = min(1.0, loop.progress / h["entropy_ramp"]) if h["entropy_ramp"] else 1.0
+        loss = loss - h["lambda_en"] * ramp * (p * p.log()).sum(1).mean()
+    if h["lambda_kl"]:
+        load = p.mean(0)
+        loss = loss + h["lambda_kl"] * (math.log(len(load)) + (load * load.log()).sum())
+    if h["lambda_ad"]:
+        weight = 2 / (1 + math.exp(-10 * loop.progress)) - 1
+        reversed_v = (1 + weight) * v.detach() - weight * v
+        loss = loss + h["lambda_ad"] * F.cross_entropy(model.adversary(reversed_v), y)
+    if h["lambda_d"]:
+        loss = loss + h["lambda_d"] * F.nll_loss(p.log(), _domain_of_each(minibatches))
+    loop.descend(loss)
+    loop.updates += 1
+
+
+def _plain_variation(amounts: torch.Tensor) -> torch.Tensor:
+    """Compute the squared coefficient of variation."""
+    return amounts.var() / (amounts.mean() ** 2 + 1e-10)
+
+
+def _plain_experts(layer, balances: list, x: torch.Tensor) -> torch.Tensor:
+    """Compute a layer of experts with k = 1, one expert after the other.
+
+    Args:
+        layer: the layer, whose router and weights are used.
+        balances: list to which the weighted auxiliary loss is added.
+        x: tokens (..., D).
+    """
+    tokens = x.reshape(-1, x.shape[-1])
+    experts = layer.experts
+    number = len(experts.w1)
+    logits = layer.router(tokens)
+    noise = layer.gate_noise / number
+    noisy = logits + noise * torch.randn_like(logits)
+    best, chosen = noisy.softmax(1).max(1)
+    share = logits.softmax(1)
+    threshold = noisy.gather(1, chosen[:, None])
+    load = torch.special.ndtr((share - threshold) / noise)
+    balance = (_plain_variation(share.sum(0)) + _plain_variation(load.sum(0))) / 2
+    balances.append(layer.auxiliary_weight * balance)
+    capacity = int(layer.capacity_factor * math.ceil(len(tokens) / number))
+    y = torch.zeros_like(tokens)
+    for e in range(number):
+        members = (chosen == e).nonzero()[:, 0]
+        first = best[members].argsort(descending=True, stable=True)[:capacity]
+        members = members[first.sort().values]
+        if len(members):
+            hidden = F.gelu(F.linear(tokens[members], experts.w1[e], experts.b1[e]))
+            output = F.linear(experts.dropout(hidden), experts.w2[e], experts.b2[e])
+            y = y.index_add(0, members, best[members, None] * output)
+    return y.view(x.shape)
+
+# %% ../../nbs/10_bench/06_registry_costs.ipynb #def-plain-masks
+def plain_gmoe(loop: PlainTraining, minibatches):
+    """Make an update of GMoE: its layers of experts written out."""
+    balances = []
+    for layer in expert_layers(loop.featurizer):
+        layer.forward = partial(_plain_experts, layer, balances)
+    loss = loop.risk(*_joined(minibatches))
+    loop.descend(loss + torch.stack(balances).sum())
+
+
+def plain_dmg(loop: PlainTraining, minibatches):
+    """Make an update of DMG: overlaps of masks, place by place and pair by pair."""
+    x, y = _joined(minibatches)
+    masks = loop.algorithm.masks
+    m = torch.sigmoid(masks.real)
+    own = m[_domain_of_each(minibatches)]
+    drawn = (torch.rand_like(own) < own).to(own.dtype)
+    factor = drawn + own - own.detach()
+    for place, part in zip(masks.places.values(), factor.split(masks.sizes, 1)):
+        place.factor = part
+    nll = loop.risk(x, y)
+    for place in masks.places.values():
+        place.factor = None
+    overlap = torch.zeros_like(nll)
+    for part in m.split(masks.sizes, 1):
+        overlaps = []
+        for a, b in itertools.combinations(part, 2):
+            common = (a * b).sum() + 1e-6
+            overlaps.append(common / (a.sum() + b.sum() - common + 2e-6))
+        overlap = overlap + torch.stack(overlaps).mean()
+    loop.descend(nll + loop.settings["lambda_o"] * overlap)
+
 # %% ../../nbs/10_bench/06_registry_costs.ipynb #def-plain-costs
 PLAIN_UPDATES: dict[str, Callable] = {
     "ERM": plain_erm,
+    "HMOE-DL": plain_hmoe,
+    "HMOE-DN": plain_hmoe,
+    "HMOE-ND": plain_hmoe,
     "IRM": plain_irm,
     "VREx": plain_vrex,
+    "Fishr": plain_fishr,
+    "RIDG": plain_ridg,
+    "ANDMask": partial(plain_masked_gradients, _plain_and_mask),
+    "SANDMask": partial(plain_masked_gradients, _plain_sand_mask),
+    "IGA": plain_iga,
     "IB-ERM": plain_ib_erm,
-    "SD": plain_sd,
+    "IB-IRM": plain_ib_irm,
+    "CAD": partial(plain_cad, False),
+    "CondCAD": partial(plain_cad, True),
+    "EQRM": plain_eqrm,
+    "RDM": plain_rdm,
     "CORAL": partial(plain_alignment, _plain_coral_distance),
     "MMD": partial(plain_alignment, _plain_mmd_distance),
     "DANN": plain_dann,
-    "GroupDRO": plain_groupdro,
+    "CDANN": plain_cdann,
+    "MTL": plain_mtl,
+    "CausIRL-CORAL": partial(plain_causirl, _plain_coral_distance),
+    "CausIRL-MMD": partial(plain_causirl, _plain_mmd_distance),
+    "SD": plain_sd,
     "Mixup": plain_mixup,
+    "GroupDRO": plain_groupdro,
+    "RSC": plain_rsc,
+    "SagNet": plain_sagnet,
+    "DIAL": plain_dial,
     "MLDG": plain_mldg,
+    "ARM": plain_arm,
     "Fish": plain_fish,
-    "IGA": plain_iga,
+    "MetaReg": plain_metareg,
+    "SWAD": plain_swad,
+    "SMA": plain_average,
+    "EoA": plain_average,
+    "ERM++": plain_average,
+    "MIRO": plain_miro,
+    "URM": plain_urm,
+    "Aggregate": plain_erm,
+    "Multi-Headed": plain_multi_headed,
+    "LFME": plain_lfme,
     "SAM": plain_sam,
+    "ASAM": partial(plain_sharpness, "ASAM"),
+    "GSAM": partial(plain_sharpness, "GSAM"),
+    "SAGM": partial(plain_sharpness, "SAGM"),
+    "DISAM": partial(plain_sharpness, "DISAM"),
+    "MixStyle": partial(plain_style, _plain_statistics),
+    "EFDMix": partial(plain_style, _plain_distributions),
+    "CutMix": plain_cutmix,
+    "IntraDomainMixup": plain_intra_mixup,
+    "DIVA": plain_diva,
+    "JiGen": plain_jigen,
+    "MatchDG": plain_matchdg,
+    "GMoE": plain_gmoe,
+    "ERM-ViT": plain_erm,
+    "DMG": plain_dmg,
+    "Aggregate-SGD": plain_erm,
 }
 
-
+# %% ../../nbs/10_bench/06_registry_costs.ipynb #def-plain-seconds
 def _processor_seconds(job: Callable) -> float:
     """Return the processor seconds of this process in a call of `job`, with fixed draws."""
     seed_everything(0)
@@ -344,15 +1143,18 @@ def plain_seconds(jobs: dict[str, ThreeUpdates], rounds: int) -> dict:
     """Time three updates of algorithms and of their plain loops in turn.
 
     Args:
-        jobs: algorithm -> its updates. The algorithms are trained further.
+        jobs: algorithm -> its updates. The algorithms are trained further, and those without a
+            plain loop are left out.
         rounds: how often both are timed. Every second round begins with the plain loop.
 
     Returns:
         'library' or 'plain loop' -> algorithm -> processor seconds in each round.
     """
     seconds = {"library": {}, "plain loop": {}}
-    for name, update in PLAIN_UPDATES.items():
-        job = jobs[name]
+    for name, job in jobs.items():
+        if name not in PLAIN_UPDATES:
+            continue
+        update = PLAIN_UPDATES[name]
         loop = PlainTraining(job.algorithm)
 
         def plain_job(update=update, loop=loop, batches=job.batches):
