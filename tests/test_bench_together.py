@@ -8,7 +8,7 @@ import pytest
 
 from hmoe_repro.bench import side_by_side
 from hmoe_repro.bench.side_by_side import (
-    TOGETHER,
+    SIDE_BY_SIDE,
     count_updates,
     together_entries,
     together_table,
@@ -99,7 +99,7 @@ def test_every_scale_measures_one_process_first(scale):
 
 @pytest.mark.slow
 def test_two_real_processes():
-    record = TOGETHER.run(1, "tiny", say=lambda line: None)
+    record = SIDE_BY_SIDE.run(1, "tiny", say=lambda line: None)
     rates = record["updates_per_second"]["ERM"]
     assert {count: len(values) for count, values in rates.items()} == {"1": 1, "2": 1}
     assert min(rates["1"] + rates["2"]) > 0

@@ -26,6 +26,7 @@ from . import data, discover_predict, listings, plan_sweep, select_report, train
 from .options import MANY_OPTIONS, PANEL_OF, name_values, option, running
 from ..core.config import CONFIG
 from ..core.errors import HmoeError, printable, system_error
+from ..core.freed_memory import keep_freed_memory
 
 # %% ../../nbs/11_cli/08_app.ipynb #app
 GROUPS = {  # title of a panel of `hmoe --help` -> commands, in order
@@ -268,6 +269,7 @@ def main():
     """Run the command `hmoe`, with warnings as notes of one line, and exit."""
     started = time.monotonic()
     atexit.register(gc.freeze)  # the system frees all memory at the end, circles or not
+    keep_freed_memory()
     _prepare_output()
     with warnings.catch_warnings():
         warnings.showwarning = _warning_printer()

@@ -296,7 +296,7 @@ def _benches() -> dict:
     from hmoe_repro.bench.grouping_trials import GROUPINGS
     from hmoe_repro.bench.layers import LAYERS
     from hmoe_repro.bench.registry_costs import REGISTRY
-    from hmoe_repro.bench.side_by_side import TOGETHER
+    from hmoe_repro.bench.side_by_side import SIDE_BY_SIDE
     from hmoe_repro.bench.store_commands import STORE
     from hmoe_repro.bench.sweep_overhead import SWEEPS
     from hmoe_repro.bench.systems import SYSTEMS
@@ -312,7 +312,7 @@ def _benches() -> dict:
         SYSTEMS,
         SWEEPS,
         STORE,
-        TOGETHER,
+        SIDE_BY_SIDE,
     )
     return {bench.what: bench for bench in benches}
 
