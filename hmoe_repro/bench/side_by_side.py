@@ -136,7 +136,7 @@ def together_entries(measured: BenchMeasurement) -> dict:
         counts = size.counts if r % 2 == 0 else size.counts[::-1]
         tasks += [(name, count) for name in size.algorithms for count in counts]
     measured.say(f"{len(tasks)} measurements of {size.seconds} s")
-    found = updates_together(tasks, size, measured.device)
+    found = updates_together(tasks, size, str(measured.device))
     rates = {name: {str(count): [] for count in size.counts} for name in size.algorithms}
     for (name, count), rate in zip(tasks, found):
         rates[name][str(count)].append(rate)
