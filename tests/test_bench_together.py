@@ -43,7 +43,7 @@ def test_updates_are_counted_from_the_end_of_the_wait(monkeypatch):
 
 
 def test_rates_of_all_processes_are_added_for_each_task(monkeypatch):
-    monkeypatch.setattr(side_by_side, "multiprocessing", Threads)
+    use_threads(monkeypatch)
     monkeypatch.setattr(side_by_side, "count_updates", lambda name, *rest, wait: float(len(name)))
     tasks = [("ERM", 1), ("DANN", 3), ("ERM", 2), ("ERM", 3)]
     assert updates_together(tasks, TINY) == [3.0, 12.0, 6.0, 9.0]
@@ -56,12 +56,22 @@ def test_a_process_that_fails_ends_all_of_them(monkeypatch):
         wait()
         return 1.0
 
-    monkeypatch.setattr(side_by_side, "multiprocessing", Threads)
+    use_threads(monkeypatch)
     monkeypatch.setattr(side_by_side, "count_updates", count)
     started = time.monotonic()
     with pytest.raises(HmoeError, match="one of 2 processes on cpu failed: .*Error"):
         updates_together([("ERM", 2), ("DANN", 1), ("ERM", 2)], TINY)
     assert time.monotonic() - started < side_by_side.PATIENCE / 10
+
+
+def test_a_process_that_dies_is_noticed(monkeypatch):
+    use_threads(monkeypatch)
+    monkeypatch.setattr(side_by_side, "_take_part", lambda index, *rest: None)  # no answer
+    made = Threads.get_context("spawn")
+    monkeypatch.setattr(made.Process, "exitcode", -9)
+    monkeypatch.setattr(Threads, "get_context", staticmethod(lambda method: made))
+    with pytest.raises(HmoeError, match="one of 2 processes on cpu failed: .* exit code -9"):
+        updates_together([("ERM", 2)], TINY)
 
 
 def test_rounds_alternate_and_keep_their_order(monkeypatch):
@@ -114,7 +124,20 @@ class Threads:
         import threading
 
         class Thread(threading.Thread):
+            exitcode = None
+
             def kill(self):
                 assert not self.is_alive()
 
         return SimpleNamespace(Queue=queue.Queue, Barrier=threading.Barrier, Process=Thread)
+
+
+def use_threads(monkeypatch):
+    "Let threads of this process do what new processes would."
+
+    def begin(variables, module, function, arguments):
+        assert variables["OMP_NUM_THREADS"] == "1"
+        getattr(side_by_side, function)(*arguments)
+
+    monkeypatch.setattr(side_by_side, "multiprocessing", Threads)
+    monkeypatch.setattr(side_by_side, "begin_process", begin)

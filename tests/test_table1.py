@@ -197,6 +197,20 @@ def test_the_table_trains_on_fresh_seeds_what_its_search_settled_on():
             assert config.hparams == due[config.algorithm, config.test_domains[0]], str(config)
 
 
+@pytest.mark.parametrize("study", ["sharpness", "mixing"])
+def test_later_rows_train_on_fresh_seeds_what_their_search_settled_on(study):
+    configs = study_configs(f"quick-{study}")
+    tried = study_configs(f"quick-{study}-search")
+    assert not {s.trial_seed for s in tried} & {s.trial_seed for s in configs}
+    start = {(s.algorithm, *s.test_domains): s.hparams for s in tried if not s.hparams_seed}
+    settled = best_hparams(results(f"quick-{study}-search"))
+    found = {(s.algorithm, *s.test_domains): s.hparams for s in configs}
+    assert len(settled) == len(start) > 20
+    for row in settled.itertuples():
+        key = row.algorithm, row.test_domain
+        assert found[key] == start[key] | row.changed, key
+
+
 RATES = (0.003, 0.0012345678, 0.007)
 VALIDATED = {  # by hand: what draws 0, 1 and 2 reach on validation images
     ("ERM", "photo"): {"default": (0.80, 0.90, 0.85)},

@@ -7,16 +7,17 @@ __all__ = ['PATIENCE', 'SIDE_BY_SIDE', 'count_updates', 'updates_together', 'tog
 
 # %% ../../nbs/10_bench/12_side_by_side.ipynb #imports
 import multiprocessing
+import queue
 from types import SimpleNamespace
 
 import pandas as pd
-import torch
 from torch.utils.benchmark import timer
 
 from ..algorithms import get_algorithm
 from ..algorithms.conformance import random_batches
 from .benchmark import Bench, BenchMeasurement
 from .timing import BENCH_CLASSES, value_range
+from ..core.determinism import begin_process, process_variables
 from ..core.errors import HmoeError
 from ..core.seeds import seed_everything
 
@@ -64,7 +65,6 @@ def _take_part(index: int, answers, barriers: dict, tasks: list, size: SimpleNam
         size: sizes of the scale, as for `count_updates`.
         device: device of the training.
     """
-    torch.set_num_threads(1)
     everybody = barriers[max(barriers)]
     try:
         for task, (name, count) in enumerate(tasks):
@@ -76,6 +76,17 @@ def _take_part(index: int, answers, barriers: dict, tasks: list, size: SimpleNam
         for barrier in barriers.values():
             barrier.abort()
         answers.put(f"{type(error).__name__}: {error}")
+
+
+def _next_answer(answers, workers: list):
+    """Return the next entry of the queue, or the exit code of a process that died."""
+    while True:
+        try:
+            return answers.get(timeout=1)
+        except queue.Empty:
+            codes = [worker.exitcode for worker in workers if worker.exitcode]
+            if codes:
+                return f"it ended with exit code {codes[0]}"
 
 
 def updates_together(tasks: list[tuple[str, int]], size: SimpleNamespace, device="cpu") -> list:
@@ -97,16 +108,18 @@ def updates_together(tasks: list[tuple[str, int]], size: SimpleNamespace, device
     counts = {count for _, count in tasks}
     # the workers meet at the largest barrier between tasks, and at their own one within a task
     barriers = {count: context.Barrier(count, timeout=PATIENCE) for count in counts}
+    variables = process_variables("native")  # one thread each
     workers = []
     for index in range(max(counts)):
         arguments = (index, answers, barriers, tasks, size, str(device))
-        workers.append(context.Process(target=_take_part, args=arguments, daemon=True))
+        started = (variables, "hmoe_repro.bench.side_by_side", "_take_part", arguments)
+        workers.append(context.Process(target=begin_process, args=started, daemon=True))
     for worker in workers:
         worker.start()
     rates = [0.0] * len(tasks)
     try:
         for _ in range(sum(count for _, count in tasks)):
-            answer = answers.get(timeout=2 * PATIENCE)
+            answer = _next_answer(answers, workers)
             if isinstance(answer, str):
                 raise HmoeError(
                     f"one of {len(workers)} processes on {device} failed: {answer}.",
