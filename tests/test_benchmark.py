@@ -87,7 +87,7 @@ def test_a_device_is_refused_unless_the_jobs_take_one():
 
     counting(jobs=jobs, any_device=True)[0].run(3, "tiny", lambda line: None)
     assert devices == ["cpu"]
-    assert [n for n, b in BENCHES.items() if b.any_device] == ["algorithms"]
+    assert [n for n, b in BENCHES.items() if b.any_device] == ["algorithms", "together"]
 
 
 def test_targets_are_given_or_computed_from_the_record():

@@ -1,14 +1,16 @@
 """A process that keeps freed memory: fewer pages from the system, and the user's choice is kept."""
 
 import ctypes
+import signal
 import subprocess
 import sys
+from multiprocessing import Pipe
 
 import pytest
 
 from hmoe_repro.core import freed_memory
-from hmoe_repro.core.determinism import begin_process, process_variables
 from hmoe_repro.core.freed_memory import keep_freed_memory
+from hmoe_repro.studies.worker import serve_runs
 
 PAGES = """
 import resource
@@ -69,8 +71,12 @@ def test_nothing_is_set_without_glibc(calls, monkeypatch):
     assert not keep_freed_memory()
 
 
-def test_a_started_process_keeps_freed_memory(calls, monkeypatch):
-    for name, value in process_variables("native").items():
-        monkeypatch.setenv(name, value)
-    assert begin_process({}, "os.path", "basename", ("a/b",)) == "b"
+def test_a_worker_keeps_freed_memory(calls):
+    ours, theirs = Pipe()
+    ours.close()  # so that the worker ends at once
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        serve_runs(theirs, "runs", "cpu", None, "")
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert len(calls) == 2

@@ -59,7 +59,9 @@ class Sharpness(Algorithm):
         """Climb, compute the second gradient, go back, and make one step of the optimiser."""
         assert self.optimizer is not None  # `update` builds it before the steps
         parameters = dict(self.named_parameters())  # once: a walk takes as long as a small layer
-        trained = {p for group in self.optimizer.param_groups for p in group["params"]}
+        trained = set()
+        for group in self.optimizer.param_groups:
+            trained.update(group["params"])
         buffers = list(self.buffers())
         start = [buffer.clone() for buffer in buffers]
         losses, climbed = self.first_loss(minibatches)

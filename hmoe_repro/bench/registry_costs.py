@@ -854,8 +854,10 @@ def plain_cutmix(loop: PlainTraining, minibatches):
     row = np.random.randint(height)
     half_width = int(width * np.sqrt(1 - lam)) // 2
     column = np.random.randint(width)
-    top, bottom = max(0, row - half_height), min(height, row + half_height)
-    left, right = max(0, column - half_width), min(width, column + half_width)
+    top = max(0, row - half_height)
+    bottom = min(height, row + half_height)
+    left = max(0, column - half_width)
+    right = min(width, column + half_width)
     x[:, :, top:bottom, left:right] = x[other][:, :, top:bottom, left:right]
     kept = 1 - (bottom - top) * (right - left) / (height * width)
     logits = loop.logits(x)
@@ -925,13 +927,17 @@ def plain_jigen(loop: PlainTraining, minibatches):
     number = torch.randint(len(orders), y.shape)
     number[torch.rand(y.shape) < loop.settings["jigsaw_whole"]] = 0
     grid = loop.settings["jigsaw_grid"]
-    height, width = x.shape[2] // grid, x.shape[3] // grid
-    top, left = (x.shape[2] - grid * height) // 2, (x.shape[3] - grid * width) // 2
+    height = x.shape[2] // grid
+    width = x.shape[3] // grid
+    top = (x.shape[2] - grid * height) // 2
+    left = (x.shape[3] - grid * width) // 2
     shuffled = x.clone()
     for image, order in enumerate(number.tolist()):
         for place, tile in enumerate(orders[order].tolist()):
-            row, column = top + place // grid * height, left + place % grid * width
-            old_row, old_column = top + tile // grid * height, left + tile % grid * width
+            row = top + place // grid * height
+            column = left + place % grid * width
+            old_row = top + tile // grid * height
+            old_column = left + tile % grid * width
             cut = x[image, :, old_row : old_row + height, old_column : old_column + width]
             shuffled[image, :, row : row + height, column : column + width] = cut
     z = loop.featurizer(shuffled)

@@ -6,6 +6,7 @@
 __all__ = ['PATIENCE', 'SIDE_BY_SIDE', 'count_updates', 'updates_together', 'together_entries', 'together_table']
 
 # %% ../../nbs/10_bench/12_side_by_side.ipynb #imports
+import itertools
 import multiprocessing
 import queue
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from .benchmark import Bench, BenchMeasurement
 from .timing import BENCH_CLASSES, value_range
 from ..core.determinism import begin_process, process_variables
 from ..core.errors import HmoeError
+from ..core.freed_memory import keep_freed_memory
 from ..core.seeds import seed_everything
 
 # %% ../../nbs/10_bench/12_side_by_side.ipynb #def-count
@@ -65,6 +67,7 @@ def _take_part(index: int, answers, barriers: dict, tasks: list, size: SimpleNam
         size: sizes of the scale, as for `count_updates`.
         device: device of the training.
     """
+    keep_freed_memory()  # as the workers of a sweep
     everybody = barriers[max(barriers)]
     try:
         for task, (name, count) in enumerate(tasks):
@@ -147,12 +150,12 @@ def together_entries(measured: BenchMeasurement) -> dict:
     tasks = []
     for r in range(measured.rounds):
         counts = size.counts if r % 2 == 0 else size.counts[::-1]
-        tasks += [(name, count) for name in size.algorithms for count in counts]
+        tasks += itertools.product(size.algorithms, counts)
     measured.say(f"{len(tasks)} measurements of {size.seconds} s")
     found = updates_together(tasks, size, str(measured.device))
-    rates = {name: {str(count): [] for count in size.counts} for name in size.algorithms}
+    rates = {}
     for (name, count), rate in zip(tasks, found):
-        rates[name][str(count)].append(rate)
+        rates.setdefault(name, {}).setdefault(str(count), []).append(rate)
     return {"updates_per_second": rates}
 
 # %% ../../nbs/10_bench/12_side_by_side.ipynb #def-table

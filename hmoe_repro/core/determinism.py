@@ -14,7 +14,6 @@ import sys
 import warnings
 
 from .errors import HmoeError, check_choice, public
-from .freed_memory import keep_freed_memory
 
 # %% ../../nbs/00_core/06_determinism.ipynb #def-portable
 PORTABLE = {
@@ -78,7 +77,7 @@ def process_variables(determinism: str) -> dict[str, str]:
 
 
 def begin_process(variables: dict[str, str], module: str, function: str, arguments: tuple):
-    """Set the variables of this new process, let it keep freed memory, then call a function.
+    """Set the variables of this new process, then call a function of the library.
 
     It is the target of a `multiprocessing.Process`. Module and function are given by name, so that
     nothing is imported before the variables are set.
@@ -86,11 +85,10 @@ def begin_process(variables: dict[str, str], module: str, function: str, argumen
     Args:
         variables: environment variables by name.
         module: name of a module, with dots.
-        function: name of a function of the library in it.
+        function: name of a function in it.
         arguments: its positional arguments.
     """
     os.environ.update(variables)
-    keep_freed_memory()
     return getattr(importlib.import_module(module), function)(*arguments)
 
 # %% ../../nbs/00_core/06_determinism.ipynb #def-in-use

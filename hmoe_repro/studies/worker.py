@@ -19,6 +19,7 @@ from ..algorithms.source import packed_source, unpack_source
 from ..core.config import CONFIG, Config
 from ..core.errors import DISK_FULL, HmoeError, first_line, system_error
 from ..core.files import ensure_writable, runs_dir, write_atomic
+from ..core.freed_memory import keep_freed_memory
 from ..training.loggers import checkpoint_numbers
 from ..training.run import run
 from ..training.run_config import RunConfig
@@ -122,6 +123,7 @@ def serve_runs(pipe, folder, device, data_dir, process_config: str):
         process_config: as in `train_config`.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    keep_freed_memory()
     with contextlib.suppress(EOFError, BrokenPipeError):
         while True:
             config = pipe.recv()
