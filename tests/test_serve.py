@@ -1001,6 +1001,8 @@ def test_ctrl_c_ends_it_and_what_was_saved_is_kept(place):
         stderr=subprocess.PIPE,
         text=True,
         stdin=subprocess.DEVNULL,
+        # a shell starts jobs in the background with this signal ignored
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         lines = [process.stdout.readline(), process.stdout.readline()]
