@@ -1652,12 +1652,23 @@ def _training_text(training) -> pd.DataFrame | None:
     return None if training is None else text_table(training.table.round(1))
 
 
+_OF_TRAINING = (
+    "algorithm test_domains restart hparams steps checkpoint_frequency sampler evaluate protocol "
+    "hparams_seed domainbed_compat algorithm_version measure classes"
+).split()
+
+
 def _record_facts(record: Mapping[str, Any]) -> dict:
-    """Return the settings and the environment of a record, for the report."""
-    facts = {"run": record["run_id"]}
+    """Return the settings and the environment of a record, for the report.
+
+    Without a run nothing was trained, so the settings of a training are left out.
+    """
+    known = record["config"] | {"finished": record["finished"]} | record["environment"]
     if record["run_id"]:
-        facts["model"] = "the weights after the last update"
-    return facts | record["config"] | {"finished": record["finished"]} | record["environment"]
+        known = {"model": "the weights after the last update"} | known
+    else:
+        known = {name: value for name, value in known.items() if name not in _OF_TRAINING}
+    return {"run": record["run_id"]} | known
 
 
 @public(root=Place, folder=Place | None, options=Sequence)
