@@ -433,3 +433,35 @@ def test_progress_and_sizes_are_in_plain_numbers(tmp_path):
             )
             assert sizes[size + lacking] >= minimum
             assert not lacking or sizes[size + lacking - 1] < minimum
+
+
+def test_the_menu_keeps_the_group_to_which_pictures_were_moved(tmp_path):
+    folder, output = begin(tmp_path)
+    first, second, third, *_ = sorted(set(groups_of(output)))
+    with served(folder, output) as (address, _), opened(address) as page:
+        size = column(page, third).locator(".tile").count()
+        column(page, first).locator(".tile").last.click()
+        page.select_option("#target", label=third)
+        page.click("#move")
+        column(page, first).locator(".tile").last.click()
+        page.click("#move")
+        assert column(page, third).locator(".tile").count() == size + 2
+        column(page, second).locator(".tile").last.click()
+        page.select_option("#target", label="a new group")
+        page.click("#move")
+        column(page, second).locator(".tile").last.click()
+        page.click("#move")
+        made = page.evaluate("() => groups[groups.length - 1].name")
+        assert column(page, made).locator(".tile").count() == 2
+
+
+def test_if_the_program_ends_no_training_is_shown(tmp_path):
+    folder, output = begin(tmp_path)
+    with served(folder, output) as (address, process), opened(address) as page:
+        page.click("#train")
+        page.wait_for_function("() => !document.getElementById('stop').hidden")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+        page.wait_for_selector("#message:not([hidden]):not(.good)")
+        assert not page.locator("#training").is_visible()
+        page.complaints.clear()  # of requests that nobody answers

@@ -115,15 +115,12 @@ function moveTo(ids, target) {
   });
   selected.clear();
   markSelected();
+  $("target").value = target;  // where the next pictures go, too
   say(`${plural(moving.length, "picture")} moved to ${inWords(nameOf(target))}`);
   const column = columns.get(target);
   const first = column.list.querySelector(".tile.moved");
   if (first) column.list.scrollTop += first.getBoundingClientRect().top - column.list.getBoundingClientRect().top - 40;
-  if (made) {
-    $("target").value = target;  // the next pictures go there, and not to one more group
-    column.name.focus();
-    column.name.select();
-  }
+  if (made) { column.name.focus(); column.name.select(); }
 }
 
 function rename(key, input) {
@@ -316,6 +313,7 @@ function summarise() {
   const state = finished ? "finished" : changed ? "not saved yet" : "saved";
   const parts = [plural(groupOf.filter(key => key !== GONE).length, "picture"), plural(filled, "group")];
   if (fresh) parts.push(`${fresh.toLocaleString("en")} in no group yet`);
+  if (training) parts.push("training");
   $("summary").textContent = [...parts, state].join(", ");
   $("undo").disabled = finished || !past.length;
   $("redo").disabled = finished || !future.length;
@@ -487,7 +485,9 @@ async function ask(path, body) {
   try {
     response = await fetch(path, {...request, cache: "no-store", redirect: "error"});
   } catch {
-    throw new Error("The program that serves this page has stopped. Saved groups are kept; what is not saved is only in this window.");
+    if (training) $("training").hidden = true;  // which ended with the program
+    training = false;
+    throw new Error("The program that serves this page has stopped. Saved groups are kept; what is not saved is only in this window. To go on, enter the command again in the terminal, and open the address that it prints.");
   }
   const answer = await response.json();
   if (!response.ok) throw Object.assign(new Error(answer.error), {status: response.status, answer});
