@@ -9,7 +9,7 @@ __all__ = ['PART_TRAINED', 'PART_VALIDATED', 'UNKNOWN_DOMAIN', 'METHOD_TITLES', 
            'summarise_findings', 'found_domains', 'group_words', 'in_words', 'verdict_sentences', 'findings_verdict',
            'table_in_words', 'group_table', 'count_table', 'groups_of_files', 'groups_csv', 'mistaken_subjects',
            'mistaken_section', 'samples', 'category_colours', 'page_groups', 'code_maps', 'shell_path',
-           'default_output', 'predict_command', 'next_commands', 'report_html', 'last_options', 'is_last_table',
+           'default_output', 'command_to_predict', 'next_commands', 'report_html', 'last_options', 'is_last_table',
            'findings_folder', 'save_findings']
 
 # %% ../../nbs/09_apps/04_discover.ipynb #imports
@@ -1578,10 +1578,10 @@ def default_output(root) -> Path:
     return root.parent / name if current.is_relative_to(root) else current / name
 
 
-def predict_command(run_id: str) -> str:
+def command_to_predict(run_id: str) -> str:
     """Return the command that predicts with a run.
 
-    >>> predict_command("6d27d33529d9")
+    >>> command_to_predict("6d27d33529d9")
     'hmoe predict --model 6d27d33529d9 NEW_PICTURES'
     """
     return f"hmoe predict --model {run_id} {NEW_PICTURES}"
@@ -1615,13 +1615,13 @@ def next_commands(findings: Findings, root, folder, options: Options = ()) -> di
         ),
     }
     if findings.model:
-        commands["predict"] = predict_command(findings.run_id)
+        commands["predict"] = command_to_predict(findings.run_id)
         commands["export"] = f"hmoe export {findings.run_id}"
     if findings.model and not findings.learns_groups:
         commands["train"] = f"{commands['groups']} --train GroupDRO"
     if findings.training:
         trained = findings.training.run_id
-        commands["predict_trained"] = predict_command(trained)
+        commands["predict_trained"] = command_to_predict(trained)
         commands["export_trained"] = f"hmoe export {trained}"
     return commands
 
