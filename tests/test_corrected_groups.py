@@ -20,6 +20,7 @@ from hmoe_repro.apps.discover import (
     report_html,
     save_findings,
     summarise_findings,
+    verdict_sentences,
 )
 from hmoe_repro.apps.feature_groups import (
     centre_confidence,
@@ -273,6 +274,11 @@ def test_corrected_groups_are_the_groups(place):
     page = report_html(findings, place["folder"])
     assert "bright" in page
     assert "group 1" not in findings_verdict(summary)
+    assert summary["leaked"] == (0, 0)
+    sentences = len(verdict_sentences(summary))
+    leaking = verdict_sentences(summary | {"leaked": (3, 0)})
+    assert len(leaking) == sentences + 1
+    assert re.findall(r"\d+", (set(leaking) - set(verdict_sentences(summary))).pop()) == ["3"]
 
 
 def test_a_model_is_trained_with_the_groups_as_domains(place):

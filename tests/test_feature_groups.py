@@ -235,7 +235,13 @@ def test_images_without_classes_are_grouped_and_nothing_is_trained(styles, tmp_p
         assert seen.model is None
         assert found_domains(summarise_findings(seen))
         assert pd.crosstab(striped, groups.to_numpy()).min(axis=1).tolist() == [0, 0]
-        assert "hmoe predict" not in report_html(seen, flat if seen is alone else folder)
+        page = report_html(seen, flat if seen is alone else folder)
+        assert "hmoe predict" not in page
+        assert ">resolution<" in page
+        for setting in ("algorithm", "steps", "sampler", "hparams"):  # nothing was trained
+            assert f">{setting}<" not in page
+        assert page.count('<p class="command">') == 2  # to correct the groups
+        assert "p.command {" in page
     assert set((folder.parent / "runs").glob("*/record.json")) == runs
 
 

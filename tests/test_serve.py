@@ -1018,6 +1018,7 @@ def test_ctrl_c_ends_it_and_what_was_saved_is_kept(place):
     assert process.returncode == 0
     assert "Traceback" not in err
     assert out == ""  # the address is the last line
+    assert str(place[1] / "groups.csv") in err
     assert {row["group"] for row in saved_rows(place[1])} == {"kept", "two"}
 
 
@@ -1036,7 +1037,8 @@ table = pathlib.Path(task['groups']).read_text()
 (out / 'groups.csv').write_text(table.replace('0.9000', '0.7000'))
 (out / 'index.html').write_text('new page')
 (out / '.hmoe-discover.json').write_text('{}')
-(out / 'result.json').write_text(json.dumps({'run': 'hmoe-dl-000000000000'}))
+result = {'run': 'hmoe-dl-000000000000', 'verdict': 'Two groups.'}
+(out / 'result.json').write_text(json.dumps(result))
 """
 
 
@@ -1080,6 +1082,12 @@ def test_a_training_replaces_page_and_table(server, place, trainer):
     assert {row["group"] for row in saved_rows(place[1])} == {"mine", "two"}
     assert {row["confidence"] for row in saved_rows(place[1])} == {"0.1000", "0.7000"}
     assert listing(server)["version"] == status["version"] == 3
+    assert status["replaced"] == 2
+    assert status["count"] == len(listing(server)["files"])
+    assert status["verdict"] == "Two groups."
+    assert status["command"].split()[:4] == ["hmoe", "predict", "--model", status["run_id"]]
+    assert status["notes"] == []
+    assert json.loads(ask(server, "done", {})[2])["command"] == status["command"]
     assert [path.name for path in place[1].glob(".*")] == [".hmoe-discover.json"]
 
 
@@ -1091,8 +1099,13 @@ def test_a_save_during_a_training_is_kept(server, place, trainer):
     assert ask(server, "train", {})[0] == 409
     groups = groups_of(listing(server), {"one": "later"})
     assert ask(server, "save", {"version": 1, "groups": groups})[0] == 200
+    assert not json.loads(ask(server, "training")[2])["has_report"]
     (place[1] / "go").touch()
-    assert until(server, "done", "failed")["state"] == "done"
+    status = until(server, "done", "failed")
+    assert status["state"] == "done"
+    assert status["replaced"] is None  # the table of the training is not taken over
+    assert len(status["notes"]) == 1  # the model is of older groups
+    assert status["has_report"]
     assert {row["group"] for row in saved_rows(place[1])} == {"later", "two"}
     assert ask(server, "report")[2] == b"new page"
 

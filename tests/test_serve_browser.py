@@ -345,3 +345,123 @@ def test_after_done_the_page_shows_what_was_saved_and_changes_nothing(tmp_path):
         assert not page.locator("#chosen").is_visible()
         assert page.locator(".tile[aria-selected=true]").count() == 0
     pd.testing.assert_series_equal(groups_of(output), before)
+
+
+def test_changes_during_a_training_can_be_saved_after_it(tmp_path):
+    folder, output = begin(tmp_path)
+    first, second, *_ = sorted(set(groups_of(output)))
+    with served(folder, output) as (address, _), opened(address) as page:
+        page.click("#train")
+        page.wait_for_function("() => !document.getElementById('stop').hidden")
+        tile = column(page, first).locator(".tile").first
+        file = tile.locator("img").get_attribute("alt")
+        tile.drag_to(column(page, second).locator(".pictures"))
+        page.wait_for_selector("#report:not([hidden])", timeout=120_000)
+        run = re.search(RUN_ID, page.locator("#training-line").text_content())[0]
+        assert run in page.locator("#command").text_content()
+        assert page.locator("#verdict").text_content()
+        assert column(page, second).locator(f'.tile.moved img[alt="{file}"]').count() == 1
+        page.click("#save")
+        saved(page)
+        assert groups_of(output)[file] == second
+
+
+def test_a_message_is_about_the_last_step(tmp_path):
+    folder, output = begin(tmp_path)
+    first, second, *_ = sorted(set(groups_of(output)))
+    with served(folder, output) as (address, _), opened(address, width=400) as page:
+        last = page.locator("section.group").last.locator(".name")
+        last.fill("")
+        last.press("Enter")
+        message = page.locator("#message")
+        message.wait_for()
+        box = message.bounding_box()
+        assert 0 <= box["y"] <= box["y"] + box["height"] <= page.viewport_size["height"]
+        last.fill("renamed")
+        last.press("Enter")
+        assert not message.is_visible()
+        page.click("#save")
+        saved(page)
+        page.click("#undo")
+        assert not message.is_visible()
+
+
+def test_a_folder_that_is_moved_is_no_success(tmp_path):
+    folder, output = begin(tmp_path)
+    with served(folder, output) as (address, _), opened(address) as page:
+        tile = page.locator(".tile").last
+        file = tile.locator("img").get_attribute("alt")
+        folder.rename(folder.with_name("moved"))
+        tile.dblclick()
+        page.wait_for_function("() => document.getElementById('large-name').textContent.length > 0")
+        title = tile.get_attribute("title")
+        page.wait_for_function(
+            "title => document.getElementById('large-name').textContent !== title", arg=title
+        )
+        assert file in page.locator("#large-name").text_content()
+        page.keyboard.press("Escape")
+        page.click("#train")
+        page.wait_for_selector("#training.failed", timeout=120_000)
+        assert not page.locator("#trained").is_visible()
+        folder.with_name("moved").rename(folder)
+        page.complaints.clear()  # of pictures that were not found
+
+
+PROGRESS = {
+    "precomputing phone, pooled: 174/217 images, about 7 s left": "174 217 7",
+    "[0/1] HMOE-ND on phone, seed 0 (4d4d10) 1/300 updates, about 20 s left in all": "1 300 20",
+    "[1/1] HMOE-ND on phone, pooled, test held out, seed 0 (4d4d10547359): 23 s": "",
+    "note: 1 of 218 images cannot be read and are left out: IMG_0001.jpg": "",
+    "something 5 unknown": "5",
+}
+
+
+def test_progress_and_sizes_are_in_plain_numbers(tmp_path):
+    folder, output = begin(tmp_path)
+    with served(folder, output) as (address, _), opened(address) as page:
+        for line, numbers in PROGRESS.items():
+            words = page.evaluate("line => inPlainWords(line)", line)
+            assert " ".join(re.findall(r"\d+", words)) == numbers, line
+            assert not re.search("HMOE|pooled|seed|note", words)
+        sizes = page.evaluate("() => [...Array(30).keys()].map(sizeToTrain)")
+        assert sizes[2:] == [size - max(1, size // 5) for size in range(2, 30)]
+        page.evaluate("() => { data.held_out = null; }")
+        minimum = page.evaluate("() => data.minimum")
+        for size in range(1, 8):
+            lacking = page.evaluate(
+                "size => { groupOf.fill(1); groupOf.fill(2, 0, size); return lacking(2); }", size
+            )
+            assert sizes[size + lacking] >= minimum
+            assert not lacking or sizes[size + lacking - 1] < minimum
+
+
+def test_the_menu_keeps_the_group_to_which_pictures_were_moved(tmp_path):
+    folder, output = begin(tmp_path)
+    first, second, third, *_ = sorted(set(groups_of(output)))
+    with served(folder, output) as (address, _), opened(address) as page:
+        size = column(page, third).locator(".tile").count()
+        column(page, first).locator(".tile").last.click()
+        page.select_option("#target", label=third)
+        page.click("#move")
+        column(page, first).locator(".tile").last.click()
+        page.click("#move")
+        assert column(page, third).locator(".tile").count() == size + 2
+        column(page, second).locator(".tile").last.click()
+        page.select_option("#target", label="a new group")
+        page.click("#move")
+        column(page, second).locator(".tile").last.click()
+        page.click("#move")
+        made = page.evaluate("() => groups[groups.length - 1].name")
+        assert column(page, made).locator(".tile").count() == 2
+
+
+def test_if_the_program_ends_no_training_is_shown(tmp_path):
+    folder, output = begin(tmp_path)
+    with served(folder, output) as (address, process), opened(address) as page:
+        page.click("#train")
+        page.wait_for_function("() => !document.getElementById('stop').hidden")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+        page.wait_for_selector("#message:not([hidden]):not(.good)")
+        assert not page.locator("#training").is_visible()
+        page.complaints.clear()  # of requests that nobody answers

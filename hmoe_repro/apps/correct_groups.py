@@ -42,11 +42,14 @@ from hmoe_repro.apps.discover import (
     TABLE_FILE,
     WRITTEN_FILE,
     Findings,
+    command_to_predict,
     default_output,
     discover,
     findings_folder,
+    findings_verdict,
     last_options,
     save_findings,
+    summarise_findings,
 )
 from hmoe_repro.apps.own_images import (
     FEWEST,
@@ -468,7 +471,7 @@ def train_from_stdin():
     It reads JSON from standard input: `folder`, `groups` (a CSV file), `output` (a folder),
     `place` (the folder of the report), `settings` of `discover` and `config`, the settings of the
     process that started it. It writes the page, the tables and `result.json`, with the id of the
-    run.
+    run and the verdict of the page.
     """
     warnings.showwarning = lambda message, *_, **__: print(f"note: {message}", file=sys.stderr)
     task = json.load(sys.stdin)
@@ -481,7 +484,8 @@ def train_from_stdin():
         options = last_options(task["place"])
         save_findings(findings, task["folder"], task["output"], options, task["place"])
         notes = findings.correction.notes if findings.correction else []
-        result = {"run": findings.run_id, "notes": notes}
+        verdict = findings_verdict(summarise_findings(findings))
+        result = {"run": findings.run_id, "notes": notes, "verdict": verdict}
         write_atomic(Path(task["output"]) / "result.json", json.dumps(result))
     except HmoeError as error:
         sys.exit(str(error))
@@ -525,6 +529,7 @@ def start_training(images: Path, folder: Path, settings: dict, place: Path) -> s
 
 # %% ../../nbs/09_apps/12_correct_groups.ipynb #def-move-report
 _LINES = 200  # of the output of a training that are kept
+_OLDER_GROUPS = "the model and the new page are of the groups before your last save"
 
 
 def _move_report(source: Path, target: Path):
@@ -537,6 +542,8 @@ def _move_report(source: Path, target: Path):
 def _take_over(groups: GroupFile, output: Path, folder: Path, version: int) -> dict:
     """Move page and table of a training into the output folder, and return its result.
 
+    Its entry `is_current` says whether the saved groups are still those that it was trained on.
+
     Args:
         groups: the saved groups.
         output: the output folder.
@@ -545,7 +552,8 @@ def _take_over(groups: GroupFile, output: Path, folder: Path, version: int) -> d
     """
     result = json.loads((folder / "result.json").read_text("utf-8"))
     with groups.lock:
-        if groups.version == version:  # nothing was saved in the meantime
+        result["is_current"] = groups.version == version
+        if result["is_current"]:
             groups.read(folder / TABLE_FILE)
     _move_report(folder, output)
     return result
@@ -566,6 +574,8 @@ class Training:
         self.settings = settings
         self.state = "none"
         self.run_id = None
+        self.verdict = ""
+        self.replaced: int | None = None  # version of the groups before the training's table
         self.notes: list[str] = []
         self._lines = deque(maxlen=_LINES)
         self._lock = threading.Lock()
@@ -574,13 +584,24 @@ class Training:
         self._began = 0.0
 
     def status(self) -> dict:
-        """Return the state: none, running, done, failed or stopped, with seconds, lines and run."""
+        """Return the state of the training for the page.
+
+        `state` is none, running, done, failed or stopped. After a training there are the id of the
+        run, the `command` that predicts with it, and the `verdict` on the groups. The table of a
+        training gives the groups a new `version`: `replaced` is the version before, and `count` the
+        number of all images. `has_report` says whether there is a page of `discover`.
+        """
         with self._lock:
             return {
                 "state": self.state,
                 "seconds": time.monotonic() - self._began if self.state == "running" else 0,
                 "lines": list(self._lines),
                 "run_id": self.run_id,
+                "command": command_to_predict(self.run_id) if self.run_id else None,
+                "verdict": self.verdict,
+                "replaced": self.replaced,
+                "count": len(self.groups.files),
+                "has_report": (self.output / PAGE_FILE).exists(),
                 "notes": self.notes,
                 "version": self.groups.version,
             }
@@ -597,6 +618,8 @@ class Training:
                 raise Refusal(409, "A training is running already.")
             self.state = "running"
             self.run_id = None
+            self.verdict = ""
+            self.replaced = None
             self.notes = []
             self._began = time.monotonic()
             self._lines.clear()
@@ -626,7 +649,12 @@ class Training:
             if process.wait() == 0:
                 result = _take_over(self.groups, self.output, folder, version)
                 run_id = result["run"]
+                self.verdict = str(result.get("verdict", ""))
                 self.notes = [str(note) for note in result.get("notes", [])]
+                if result["is_current"]:
+                    self.replaced = version
+                else:
+                    self.notes.append(_OLDER_GROUPS)
                 ended = "done"
         except (OSError, HmoeError, ValueError, KeyError) as error:
             self._lines.append(str(error))
@@ -922,7 +950,8 @@ class _Handler(_Connection):
                 self.close_connection = True
                 report = self.server.report_file
                 page = str(report) if report.exists() else None
-                self.answer_json({"file": file, "page": page})
+                command = self.server.training.status()["command"]
+                self.answer_json({"file": file, "page": page, "command": command})
                 threading.Thread(target=self.server.shutdown, daemon=True).start()
             case _:
                 raise Refusal(404, "There is nothing at this address.")
@@ -1143,9 +1172,10 @@ def correct_groups(
             webbrowser.open(door.as_uri())
         server.serve_forever(poll_interval=0.2)
     except KeyboardInterrupt:
-        print(f"stopped; saved groups are in {server.groups.path}", file=sys.stderr)
+        pass
     finally:
         server.close()
+        _say_end(server)
         if door:
             door.unlink(missing_ok=True)
     return server.groups.table
@@ -1163,6 +1193,15 @@ def write_door(server: GroupServer) -> Path:
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(page)
     return Path(name)
+
+
+def _say_end(server: GroupServer):
+    """Print where the saved groups are, and what can be done with the last model."""
+    print(f"ended; saved groups are in {server.groups.path}", file=sys.stderr)
+    command = server.training.status()["command"]
+    if command:
+        print("to predict for other pictures (NEW_PICTURES is their folder):", file=sys.stderr)
+        print(f"  {command}", file=sys.stderr)
 
 
 def _announce(server: GroupServer):

@@ -9,8 +9,8 @@ __all__ = ['PART_TRAINED', 'PART_VALIDATED', 'UNKNOWN_DOMAIN', 'METHOD_TITLES', 
            'summarise_findings', 'found_domains', 'group_words', 'in_words', 'verdict_sentences', 'findings_verdict',
            'table_in_words', 'group_table', 'count_table', 'groups_of_files', 'groups_csv', 'mistaken_subjects',
            'mistaken_section', 'samples', 'category_colours', 'page_groups', 'code_maps', 'shell_path',
-           'default_output', 'next_commands', 'report_html', 'last_options', 'is_last_table', 'findings_folder',
-           'save_findings']
+           'default_output', 'command_to_predict', 'next_commands', 'report_html', 'last_options', 'is_last_table',
+           'findings_folder', 'save_findings']
 
 # %% ../../nbs/09_apps/04_discover.ipynb #imports
 import base64
@@ -1578,6 +1578,15 @@ def default_output(root) -> Path:
     return root.parent / name if current.is_relative_to(root) else current / name
 
 
+def command_to_predict(run_id: str) -> str:
+    """Return the command that predicts with a run.
+
+    >>> command_to_predict("6d27d33529d9")
+    'hmoe predict --model 6d27d33529d9 NEW_PICTURES'
+    """
+    return f"hmoe predict --model {run_id} {NEW_PICTURES}"
+
+
 def next_commands(findings: Findings, root, folder, options: Options = ()) -> dict[str, str]:
     """Return the commands that may follow a report.
 
@@ -1606,13 +1615,13 @@ def next_commands(findings: Findings, root, folder, options: Options = ()) -> di
         ),
     }
     if findings.model:
-        commands["predict"] = f"hmoe predict --model {findings.run_id} {NEW_PICTURES}"
+        commands["predict"] = command_to_predict(findings.run_id)
         commands["export"] = f"hmoe export {findings.run_id}"
     if findings.model and not findings.learns_groups:
         commands["train"] = f"{commands['groups']} --train GroupDRO"
     if findings.training:
         trained = findings.training.run_id
-        commands["predict_trained"] = f"hmoe predict --model {trained} {NEW_PICTURES}"
+        commands["predict_trained"] = command_to_predict(trained)
         commands["export_trained"] = f"hmoe export {trained}"
     return commands
 
@@ -1643,12 +1652,23 @@ def _training_text(training) -> pd.DataFrame | None:
     return None if training is None else text_table(training.table.round(1))
 
 
+_OF_TRAINING = (
+    "algorithm test_domains restart hparams steps checkpoint_frequency sampler evaluate protocol "
+    "hparams_seed domainbed_compat algorithm_version measure classes"
+).split()
+
+
 def _record_facts(record: Mapping[str, Any]) -> dict:
-    """Return the settings and the environment of a record, for the report."""
-    facts = {"run": record["run_id"]}
+    """Return the settings and the environment of a record, for the report.
+
+    Without a run nothing was trained, so the settings of a training are left out.
+    """
+    known = record["config"] | {"finished": record["finished"]} | record["environment"]
     if record["run_id"]:
-        facts["model"] = "the weights after the last update"
-    return facts | record["config"] | {"finished": record["finished"]} | record["environment"]
+        known = {"model": "the weights after the last update"} | known
+    else:
+        known = {name: value for name, value in known.items() if name not in _OF_TRAINING}
+    return {"run": record["run_id"]} | known
 
 
 @public(root=Place, folder=Place | None, options=Sequence)

@@ -230,8 +230,8 @@ def read_pool(folder, labels=None, classes: bool | Mapping[str, str] = True) -> 
         cause = f"{root.name} has {plural(len(images), 'image')} ({' '.join(IMAGE_SUFFIXES)}): too "
         raise HmoeError(f"{cause}few to group.", fix="at least 30 images.")
     if len(domains_of_class) < 2:
-        state = "are not sorted by class" if level is None else "all have one class"
-        notes.append(f"the images {state}: they are grouped, and nothing is trained")
+        state = "are not in folders by subject" if level is None else "all have one subject"
+        notes.append(f"the pictures {state}: they are grouped, and nothing is trained yet")
     if labels:
         images["domain"] = _domains_from_csv(images, expanded(labels), root.name)
     return Pool(root, images, notes, left_out)

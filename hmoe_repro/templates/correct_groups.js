@@ -40,10 +40,16 @@ const plural = (count, noun) => `${count.toLocaleString("en")} ${noun}${count ==
 const say = text => { $("said").textContent = text; };
 
 function show(text, good = false, ...buttons) {
+  $("message").style.setProperty("--bar", `${document.querySelector(".bar").offsetHeight}px`);
   $("message").hidden = !text;
   $("message").classList.toggle("good", good);
   $("message").firstElementChild.textContent = text;
   for (const id of ["reload", "overwrite"]) $(id).hidden = !buttons.includes(id);
+}
+
+// A message is about the last step. Only a choice that is still open stays.
+function forget() {
+  if ($("reload").hidden) show("");
 }
 
 // The state and its history.
@@ -58,6 +64,7 @@ const unsaved = () => data !== null && currentState() !== savedState;
 
 function change(action) {
   if (finished) return;
+  forget();
   const before = snapshot();
   action();
   past.push(before);
@@ -68,6 +75,7 @@ function change(action) {
 
 function travel(from, to, text) {
   if (finished || !from.length) return;
+  forget();
   to.push(snapshot());
   ({groups, groupOf, order} = from.pop());
   render();
@@ -79,10 +87,10 @@ const redo = () => travel(future, past, "Done again");
 
 function badName(name, key) {
   if (!name) return "A group needs a name.";
-  if (name === "." || name === ".." || /[/\\]/.test(name)) return `A group cannot be called "${name}".`;
+  if (name === "." || name === ".." || /[/\\]/.test(name)) return `A group cannot be called “${name}”.`;
   if (name.length > 100) return "That name is too long.";
   if (groups.some(group => group.key !== key && group.name === name))
-    return `There is a group "${name}" already. To join the two, choose "Merge into".`;
+    return `There is a group “${name}” already. To join the two, choose “Merge into”.`;
   return "";
 }
 
@@ -107,6 +115,7 @@ function moveTo(ids, target) {
   });
   selected.clear();
   markSelected();
+  $("target").value = target;  // where the next pictures go, too
   say(`${plural(moving.length, "picture")} moved to ${inWords(nameOf(target))}`);
   const column = columns.get(target);
   const first = column.list.querySelector(".tile.moved");
@@ -151,21 +160,25 @@ function words(i) {
 }
 
 // How many images of a group a training learns from: some are kept apart for the test.
-function trainingSize(key) {
-  const ids = membersOf(key);
-  if (data.held_out) return ids.filter(i => !data.held_out[i]).length;
-  return ids.length - (ids.length > 1 ? Math.max(1, Math.floor(ids.length / 5)) : 0);
-}
+const sizeToTrain = count => count - (count > 1 ? Math.max(1, Math.floor(count / 5)) : 0);
 
-const tooSmall = key => membersOf(key).length > 0 && trainingSize(key) < data.minimum;
+// How many pictures a group lacks at least until a training can learn it.
+function lacking(key) {
+  const ids = membersOf(key);
+  if (!ids.length) return 0;
+  if (data.held_out) return Math.max(0, data.minimum - ids.filter(i => !data.held_out[i]).length);
+  let more = 0;
+  while (sizeToTrain(ids.length + more) < data.minimum) more += 1;
+  return more;
+}
 
 // Why no training can start, or "".
 function whyBlocked() {
   if (new Set(groupOf.filter(key => key > UNPLACED)).size < 2) return "A training needs at least two groups.";
-  const small = groups.filter(group => tooSmall(group.key));
+  const small = groups.filter(group => lacking(group.key));
   if (!small.length) return "";
-  const each = small.map(group => `“${group.name}” has ${trainingSize(group.key)}`).join(", ");
-  return `“Train again” has to wait. It needs at least ${data.minimum} pictures of each group to train on, after a part was kept apart for the test: ${each}. Move more pictures there, or merge the group with another.`;
+  const each = small.map(group => `“${group.name}” needs at least ${plural(lacking(group.key), "more picture")}`).join(", ");
+  return `“Train” has to wait: ${each}. Move pictures there, or merge the group with another. Each group needs ${data.minimum} pictures to learn from, and some more are kept apart for a test.`;
 }
 
 function makeTile(i) {
@@ -191,7 +204,7 @@ function makeUnplaced() {
   const count = element("span", {class: "count quiet"});
   const all = element("button", {type: "button", onclick: () => select(membersOf(UNPLACED), true)}, "Select all");
   const list = element("div", {class: "pictures", role: "listbox", "aria-multiselectable": "true"});
-  const hint = "In no group yet. Drag them to a group. Those that stay here are put into the most similar group by “Train again”.";
+  const hint = "In no group yet. Drag them to a group. Those that stay here are put into the most similar group by “Train”.";
   const column = element("section", {class: "group unplaced"}, element("div", {class: "head"},
     element("strong", {class: "title"}, nameOf(UNPLACED)), element("div", {class: "row"}, count, all),
     element("p", {class: "quiet hint"}, hint)), list);
@@ -276,10 +289,10 @@ function render() {
     parts.count.textContent = plural(size, "picture");
     parts.all.disabled = !size;
     if (parts.name) {
-      parts.small.hidden = !tooSmall(group.key);
-      parts.small.textContent = `Too small: ${trainingSize(group.key)} to train on, ${data.minimum} are needed`;
+      parts.small.hidden = !lacking(group.key);
+      parts.small.textContent = `Too small to train: at least ${plural(lacking(group.key), "more picture")}`;
       parts.into.hidden = groups.length < 2;
-      options(parts.into, [element("option", {value: ""}, "Merge into …")], group.key);
+      options(parts.into, [element("option", {value: ""}, "Merge into")], group.key);
     }
     if (!parts.list.querySelector(".tile[tabindex='0']")) {
       const first = parts.list.querySelector(".tile");
@@ -300,6 +313,7 @@ function summarise() {
   const state = finished ? "finished" : changed ? "not saved yet" : "saved";
   const parts = [plural(groupOf.filter(key => key !== GONE).length, "picture"), plural(filled, "group")];
   if (fresh) parts.push(`${fresh.toLocaleString("en")} in no group yet`);
+  if (training) parts.push("training");
   $("summary").textContent = [...parts, state].join(", ");
   $("undo").disabled = finished || !past.length;
   $("redo").disabled = finished || !future.length;
@@ -471,7 +485,9 @@ async function ask(path, body) {
   try {
     response = await fetch(path, {...request, cache: "no-store", redirect: "error"});
   } catch {
-    throw new Error("The program that serves this page has stopped. Saved groups are kept; what is not saved is only in this window.");
+    if (training) $("training").hidden = true;  // which ended with the program
+    training = false;
+    throw new Error("The program that serves this page has stopped. Saved groups are kept; what is not saved is only in this window. To go on, enter the command again in the terminal, and open the address that it prints.");
   }
   const answer = await response.json();
   if (!response.ok) throw Object.assign(new Error(answer.error), {status: response.status, answer});
@@ -555,18 +571,56 @@ async function train() {
   }
 }
 
+// A line of the training in words for people. Lines that are not known are shown as they are.
+const STAGES = [
+  [/^(?:precomputing|looking at) .*: (\d+)\/(\d+) images?, (about .+ left)$/, "reading the pictures: $1 of $2, $3"],
+  [/^(?:precomputing|looking at|reading) .*$/, "reading the pictures …"],
+  [/^pretrained features .*$/, "comparing the pictures …"],
+  [/^training HMOE .*$/, "learning the groups …"],
+  [/^\[.*\] .* (\d+)\/(\d+) updates, (about .+ left).*$/, "learning the groups: step $1 of $2, $3"],
+  [/^\[\d+\/\d+\] .*$/, "learning the groups …"],
+  [/^evaluating all images .*$/, "testing the model …"],
+  [/^colour and contrast .*$/, "writing the page …"],
+  [/^note: .*$/, ""],
+];
+
+function inPlainWords(line) {
+  for (const [pattern, text] of STAGES) if (pattern.test(line)) return line.replace(pattern, text);
+  return line;
+}
+
+// What a running training does: its last line that is no note.
+function stage(lines) {
+  for (const line of [...lines].reverse()) if (inPlainWords(line)) return inPlainWords(line);
+  return "starting …";
+}
+
 function showTraining(status) {
   training = status.state === "running";
+  $("training").classList.toggle("failed", status.state === "failed");
+  $("last-report").hidden = !status.has_report;
   $("training").hidden = status.state === "none";
   $("stop").hidden = !training;
   const texts = {running: `Training, ${Math.round(status.seconds)} s.`, failed: "The training failed.",
     stopped: "The training was stopped.", done: "The training is done."};
   $("training-state").textContent = texts[status.state] || "";
   const model = [`New model: ${status.run_id}.`, ...status.notes.map(note => `Note: ${note}.`)].join(" ");
-  $("training-line").textContent = status.state === "done" ? model : status.lines[status.lines.length - 1] || "";
+  const last = status.lines[status.lines.length - 1] || "";
+  $("training-line").textContent = {done: model, running: stage(status.lines), failed: last}[status.state] || "";
+  $("trained").hidden = status.state !== "done";
+  $("verdict").textContent = status.verdict;
+  $("command").textContent = status.command || "";
   $("training-lines").textContent = status.lines.join("\n");
   $("report").hidden = status.state !== "done";
   summarise();
+}
+
+// Continue with the table of a training. It has the groups that it was trained on, so changes that
+// are not saved yet can still be saved, unless it has placed or found pictures.
+async function takeOver(status) {
+  if (!unsaved()) await load();
+  else if (status.replaced === data.version && status.count === data.files.length && !membersOf(UNPLACED).length)
+    data.version = status.version;
 }
 
 async function watch() {
@@ -575,7 +629,7 @@ async function watch() {
     if (finished) return;
     showTraining(status);
     if (status.state !== "running") {
-      if (status.state === "done" && !unsaved() && status.version !== data.version) await load();
+      if (status.state === "done" && status.version !== data.version) await takeOver(status);
       say($("training-state").textContent);
       return;
     }
@@ -596,12 +650,13 @@ async function done() {
     render();
     if (training) $("training").hidden = true;
     training = false;
-    $("report").hidden = true;
+    for (const id of ["report", "last-report", "trained"]) $(id).hidden = true;
     document.body.classList.add("finished");
     document.querySelectorAll("button, input, select").forEach(control => { control.disabled = true; });
     const without = lost ? ", without the changes that were not saved" : "";
     const page = answer.page ? ` The page is ${answer.page}.` : "";
-    show(`Finished. The groups are in ${answer.file}${without}.${page} You can close this window.`, true);
+    const next = answer.command ? ` To use the model on other pictures, enter in a terminal: ${answer.command}` : "";
+    show(`Finished. The groups are in ${answer.file}${without}.${page} You can close this window.${next}`, true);
   } catch (error) { show(error.message); }
 }
 
@@ -638,6 +693,9 @@ $("clear").addEventListener("click", () => { selected.clear(); markSelected(); }
 $("help").addEventListener("click", () => {
   $("keys").hidden = !$("keys").hidden;
   $("help").setAttribute("aria-expanded", String(!$("keys").hidden));
+});
+$("large-picture").addEventListener("error", () => {
+  $("large-name").textContent = `${$("large-picture").alt} cannot be shown: it was moved, deleted or damaged.`;
 });
 $("target").addEventListener("keydown", event => { if (event.key === "Enter") moveSelected(); });
 document.addEventListener("keydown", event => {
