@@ -1,5 +1,10 @@
 """The sheet of a data set: which images it shows, with and without augmentation; its command."""
 
+import os
+import subprocess
+import sys
+import textwrap
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
@@ -109,3 +114,32 @@ def test_the_command_writes_a_picture(tmp_path, own_names):
     assert done.exit_code == 0, done.output
     with Image.open(target) as picture:
         assert picture.width > picture.height > 100
+
+
+def test_a_killed_sheet_leaves_nothing_and_can_be_repeated(tmp_path):
+    """Killed while it draws, and while it writes: half a picture would be in the way."""
+    target = tmp_path / "sheet.png"
+    given = ["data", "show", "DigitDomainsTiny", "--class", "3", "--output", str(target)]
+    program = f"""
+        import os
+        import sys
+        from matplotlib.figure import Figure
+        from hmoe_repro.cli.app import app
+
+        def stop(self, file, **options):
+            if hasattr(file, "write"):
+                file.write(b"half")
+            else:
+                open(file, "wb").write(b"half")
+            os._exit(9)
+
+        if sys.argv.pop() == "kill":
+            Figure.savefig = stop
+        app({given!r})
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    assert subprocess.run([*command, "kill"], env={**os.environ}).returncode == 9
+    assert not list(tmp_path.iterdir())
+    assert subprocess.run([*command, "whole"], env={**os.environ}).returncode == 0
+    with Image.open(target) as picture:
+        assert picture.width > 100

@@ -1,7 +1,10 @@
 """Features of a run: for every algorithm, the same as computed by hand, in files and on maps; CKA
 against its definition with kernels."""
 
+import os
+import subprocess
 import sys
+import textwrap
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -206,6 +209,40 @@ def test_the_command_writes_features_a_map_and_a_comparison(trained, tmp_path, m
     assert f"{cka:.2f}" in done.output
     refused = CliRunner().invoke(app, ["embed", ids["ERM"], "--output", str(tmp_path / "f.csv")])
     assert "suffix" in str(refused.exception)
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".png"])
+def test_a_killed_embed_leaves_nothing_and_can_be_repeated(trained, tmp_path, suffix):
+    store, ids = trained
+    option = "--output" if suffix == ".npz" else "--picture"
+    target = tmp_path / f"features{suffix}"
+    given = ["embed", ids["ERM"], "--images", "5", option, str(target)]
+    program = f"""
+        import os
+        from hmoe_repro.apps import embed
+        from hmoe_repro.cli.app import app
+
+        done = []
+        embed_domain = embed._embed_domain
+
+        def stop(*given, **options):
+            done.append(1)
+            return os._exit(9) if len(done) == 3 else embed_domain(*given, **options)
+
+        embed._embed_domain = stop
+        app({given!r})
+    """
+    environment = {**os.environ, "HMOE_RUNS": str(store.folder)}
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    assert subprocess.run(command, env=environment).returncode == 9
+    assert not list(tmp_path.iterdir())
+    whole = program.replace("len(done) == 3", "False")
+    command = [sys.executable, "-c", textwrap.dedent(whole)]
+    assert subprocess.run(command, env=environment).returncode == 0
+    assert [path.name for path in tmp_path.iterdir()] == [target.name]
+    if suffix == ".npz":
+        expected = embed(ids["ERM"], 5, store=store, device="cpu").features
+        np.testing.assert_array_equal(np.load(target)["features"], expected)
 
 
 def test_features_of_a_network_are_those_of_its_first_weights():

@@ -29,7 +29,7 @@ from hmoe_repro.studies.domainbed_export import export_domainbed
 from hmoe_repro.studies.filters import filter_runs, matching_runs
 from hmoe_repro.studies.search import select_by_rule
 from hmoe_repro.studies.sweep import drawn_configs
-from hmoe_repro.training.model import build_dataset
+from hmoe_repro.training.model import build_dataset, load_model
 from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import run
 from hmoe_repro.training.run_config import RunOptions
@@ -319,6 +319,34 @@ def test_fit_best_trains_the_run_that_make_config_names(tmp_path, capsys, monkey
     assert hm.load(run_id, store=store).domain_names == DOMAINS
     assert compared.fit_best(device="cpu") == run_id
     assert torch.is_tensor(next(load(run_id, store=store).algorithm.parameters()))
+
+
+def tinted(tint: float, count: int, seed: int):
+    """Images of noise, brighter at the left (class 0) or the right, and tinted by domain."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.arange(count) % 2
+    x = torch.rand(count, 3, 16, 16, generator=generator)
+    x[y == 0, :, :, :8] += 0.05
+    x[y == 1, :, :, 8:] += 0.05
+    x[:, 0] *= tint
+    return x.clamp(0, 1), y
+
+
+def test_the_final_model_predicts_what_the_comparison_promised(tmp_path, own_names):
+    """On images of a domain that neither the comparison nor the final model has seen."""
+    tints = {"a": 1.0, "b": 0.8, "c": 0.6, "d": 0.4}
+    domains = {name: tinted(tint, 200, i) for i, (name, tint) in enumerate(tints.items())}
+    store = RunStore(tmp_path)
+    options = dict(steps=60, network="small_cnn", checkpoint_frequency=20)
+    compared = compare(["ERM"], domains, 2, jobs=1, store=store, **options)
+    rows = complete_rows(compared.frame)
+    promised = rows.accuracy.mean()
+    assert 0.7 < promised < 0.98, "neither chance nor too easy"
+    model, _ = load_model(compared.fit_best(device="cpu"), store=store)
+    x, y = tinted(0.7, 2000, 99)
+    measured = (model.predict(x).argmax(1) == y).double().mean().item()
+    spread = np.sqrt(promised * (1 - promised) / rows.test_size.sum())  # of what was promised
+    assert abs(measured - promised) < 3 * spread + 0.03
 
 
 def test_train_says_that_there_is_no_test_accuracy(tmp_path):

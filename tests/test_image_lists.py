@@ -22,7 +22,7 @@ from hmoe_repro.data import registry
 from hmoe_repro.data.image_folder import own_inventory, scan_tree
 from hmoe_repro.data.loader import ImageDataset
 from hmoe_repro.data.registry import DATASETS, find_dataset, load_dataset, recorded_dataset
-from hmoe_repro.training.model import build_dataset
+from hmoe_repro.training.model import build_dataset, load_model
 from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.run import run
 from hmoe_repro.training.splits import (
@@ -233,6 +233,42 @@ def test_the_final_model_is_scored_on_the_test_part_of_a_tree(parted, tmp_path, 
     assert f"{100 * scored['accuracy']:.1f} %" in line
     assert "6 images" in line
     assert "model-index" not in card
+
+
+@pytest.mark.parametrize("domain", ["night", "none"])
+@pytest.mark.parametrize("follow", [True, False], ids=["given split", "split by seed"])
+def test_a_run_on_a_tree_of_parts_is_bitwise_the_run_on_the_folder(
+    folder, tmp_path, monkeypatch, domain, follow
+):
+    """Their ids differ, because files of a tree have other paths. The folder follows the split of
+    the tree by a list with the column split."""
+    tree = tmp_path / "parted" / "pets"
+    rows = rows_of(folder)
+    for row in rows:
+        row["split"] = {"3": "val", "4": "test"}.get(Path(row["file"]).stem, "train")
+        copy = tree / row["split"] / row["file"]
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(folder / row["file"], copy)
+    listed = write_list(folder / "split.csv", rows)
+    records = []
+    weights = []
+    for source, splits in ((tree, tree), (folder, listed)):
+        for known in (DATASETS, registry._OWN):  # as in another process
+            known.pop("pets", None)
+        monkeypatch.setattr(CONFIG, "datasets", ())
+        given = OF_TREE | dict(steps=3, splits=splits if follow else None)
+        config = make_config("ERM", find_dataset(str(source)), [domain], **given)
+        store = RunStore(tmp_path / f"runs of {source.parent.name}")
+        record = run(config, store)
+        assert record["status"] == "complete", record["reason"]
+        records.append(record)
+        weights.append(load_model(config.run_id, store=store)[0].state_dict())
+    tree_record, folder_record = records
+    for name in ("checkpoints", "selected", "in_domain"):
+        assert tree_record.get(name) == folder_record.get(name)
+    for name, values in weights[0].items():
+        assert torch.equal(values, weights[1][name]), name
+    assert ("in_domain" in tree_record) == (follow and domain == "none")
 
 
 def test_a_run_with_a_test_domain_does_not_touch_other_test_images(parted):

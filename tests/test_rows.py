@@ -17,8 +17,10 @@ from hmoe_repro.apps.compare import compare
 from hmoe_repro.apps.export import FORMATS, TOLERANCE, export_model, run_graph
 from hmoe_repro.apps.predict import load
 from hmoe_repro.apps.study_page import protocol_table
+from hmoe_repro.core.config import CONFIG
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.feature_tables import AGREEMENT, read_features, read_rows, spurious_columns
+from hmoe_repro.data import registry
 from hmoe_repro.data.base import as_dataset
 from hmoe_repro.data.data_sheet import column_sheet, column_table
 from hmoe_repro.data.registry import (
@@ -34,7 +36,7 @@ from hmoe_repro.training.model import load_model
 from hmoe_repro.training.planning import make_config
 from hmoe_repro.training.protocols import make_splits
 from hmoe_repro.training.run import run
-from hmoe_repro.training.store import RunStore
+from hmoe_repro.training.store import RunStore, outcome
 from hmoe_repro.training.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("own_names")
@@ -203,6 +205,66 @@ def test_a_table_is_a_data_set_with_the_numbers_of_its_lines(tmp_path):
     kept_data.__globals__["_read_kept"].cache_clear()
     assert kept_data(data.fingerprint).columns == ["age", "pulse"]
     assert kept_data(data.fingerprint).fingerprint == data.fingerprint
+
+
+def write_source(form: str, folder, domains, monkeypatch) -> str:
+    """Write or register rows under the name `ward`, and return what names them to a run."""
+    if form == "tensors":
+        given = {name: (torch.from_numpy(x), torch.from_numpy(y)) for name, (x, y) in domains}
+        data = as_dataset(given, classes=["ill", "well"], columns=["age", "pulse"])
+        register_dataset("ward", domain_names=tuple(given), summary="")(lambda seed, folder: data)
+        return "ward"
+    path = folder / f"ward.{form}"
+    if form == "npz":
+        arrays = {
+            "x": np.concatenate([x for _, (x, _) in domains]),
+            "class": np.concatenate([np.array(["ill", "well"])[y] for _, (_, y) in domains]),
+            "domain": np.concatenate([np.full(len(y), name) for name, (_, y) in domains]),
+            "columns": np.array(["age", "pulse"]),
+        }
+        np.savez(path, **arrays)
+        return str(path)
+    frames = []
+    for name, (x, y) in domains:
+        classes = np.where(y, "well", "ill")
+        frame = pd.DataFrame(x, columns=["age", "pulse"])
+        frames.append(frame.assign(**{"class": classes, "domain": name}))
+    table = pd.concat(frames)
+    if form == "csv":
+        table.to_csv(path, index=False)
+        return str(path)
+    try:
+        table.to_parquet(path, index=False)
+    except ImportError:  # the package is optional
+        path.write_bytes(b"PAR1")
+        monkeypatch.setattr(pd, "read_parquet", lambda given: table)
+    return str(path)
+
+
+def test_rows_in_every_form_give_bitwise_the_same_run(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    domains = []
+    for name in ("north", "south", "west"):
+        x = rng.normal(size=(30, 2)) * [1, 1000] + [0.1, 1e5]  # of 17 digits
+        domains.append((name, (x, np.arange(30) % 2)))
+    records = {}
+    for form in ("csv", "parquet", "npz", "tensors"):
+        for known in (registry.DATASETS, registry._OWN):  # as in another process
+            known.pop("ward", None)
+        registry.load_dataset.cache_clear()
+        monkeypatch.setattr(CONFIG, "datasets", ())
+        source = write_source(form, tmp_path, domains, monkeypatch)
+        config = make_config("ERM", find_dataset(source), ["west"], steps=20)
+        store = RunStore(tmp_path / form)
+        record = run(config, store)
+        assert record["status"] == "complete", record["reason"]
+        algorithm, _ = load_model(config.run_id, store=store)
+        records[form] = (config.run_id, outcome(record), algorithm.state_dict())
+    run_id, expected, weights = records.pop("csv")
+    for form, found in records.items():
+        assert found[0] == run_id, form
+        assert found[1] == expected, form
+        assert all(torch.equal(found[2][name], weights[name]) for name in weights), form
 
 
 @pytest.mark.parametrize(
@@ -517,6 +579,39 @@ def test_rows_are_called_rows_by_embed(patients, tmp_path):
     assert "80 rows of" in done.stdout
     assert "image" not in done.stdout + done.stderr
     assert (tmp_path / "map.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_rows_are_called_rows_by_train_select_and_discover(patients):
+    place, runs, _, _ = patients
+    given = ["train", "--algorithm", "HMOE-DL", "--dataset", "ward.csv", "--test-domain", NEW]
+    again = hmoe(*given, "--steps", "40", "--device", "cpu", folder=place)
+    assert "validation rows of the training domains" in " ".join(again.stdout.split())
+    selected = hmoe("select", folder=place)
+    assert selected.returncode == 0, selected.stderr
+    assert "test rows: 32" in selected.stdout
+    assert "images" not in again.stdout + selected.stdout
+    refused = hmoe("discover", "ward.csv", folder=place)
+    assert refused.returncode == 1
+    assert "lists of images and tables" in refused.stderr
+
+
+def test_rows_are_called_rows_by_the_page_of_a_search(tmp_path, monkeypatch):
+    frames = []
+    for domain, (x, y) in spurious_columns(per_domain=20).domains.items():
+        frame = pd.DataFrame(x, columns=["a", "b", "c", "d"])
+        frames.append(frame.assign(**{"class": np.where(y, "u", "v"), "domain": domain}))
+    pd.concat(frames).to_csv(tmp_path / "few.csv", index=False)
+    lines = ['title = "few rows"', 'algorithms = ["ERM", "GroupDRO"]', 'datasets = ["few.csv"]']
+    lines += [f'test_domains = ["{NEW}"]', "seeds = 1", "steps = 4", "checkpoint_frequency = 2"]
+    lines += ["[search]", "trials = 2", "lr = { log_uniform = [0.001, 0.01] }"]
+    (tmp_path / "few.toml").write_text("\n".join(lines))
+    done = hmoe("sweep", "few.toml", "--jobs", "1", "--device", "cpu", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    done = hmoe("report", "few.toml", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    page = without_markup((tmp_path / "reports" / "few.html").read_text(encoding="utf-8"))
+    assert "test rows alone" in page
+    assert "image" not in page.lower().replace("image/svg+xml", "")
 
 
 def test_rows_are_called_rows_by_the_pages_of_a_comparison(tmp_path):

@@ -2,11 +2,16 @@
 command that continues after it was stopped."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
+import textwrap
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from PIL import Image
 from scipy import stats
 from typer.testing import CliRunner
@@ -262,6 +267,64 @@ def test_the_command_trains_on_corrected_groups(pictures, tmp_path, monkeypatch)
     for command in ("predict --model", "export"):
         assert f"hmoe {command} {kept['run_id']}" in page
     assert "--train GroupDRO" not in page  # it was trained
+
+
+def test_a_killed_training_resumes_with_the_same_table_and_model(pictures, tmp_path):
+    folder, groups = pictures
+    killed = RunStore(tmp_path / "killed")
+    program = f"""
+        import os
+        from hmoe_repro.apps.train_groups import train_groups
+        from hmoe_repro.training.store import RunStore
+        from hmoe_repro.training.trainer import Trainer
+
+        update = Trainer.update
+        done = []
+
+        def stop(self):
+            done.append(1)
+            return os._exit(9) if len(done) == 7 else update(self)
+
+        Trainer.update = stop
+        store = RunStore({str(killed.folder)!r})
+        train_groups({str(folder)!r}, {groups!r}, seeds=2, store=store, **{SMALL!r})
+    """
+    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], env={**os.environ})
+    assert ended.returncode == 9
+    records, _ = killed.scan()
+    assert len(records) == 1, "it was killed in the second run"
+    resumed = train_groups(folder, groups, seeds=2, store=killed, **SMALL)
+    store = RunStore(tmp_path / "whole")
+    whole = train_groups(folder, groups, seeds=2, store=store, **SMALL)
+    pd.testing.assert_frame_equal(resumed.table, whole.table)
+    assert resumed.run_id == whole.run_id
+    models = [load_model(whole.run_id, store=s)[0].state_dict() for s in (killed, store)]
+    assert all(torch.equal(value, models[1][name]) for name, value in models[0].items())
+
+
+def test_groups_that_nobody_corrected_are_not_called_corrected(
+    pictures, tmp_path, monkeypatch, capsys
+):
+    folder, groups = pictures
+    store = RunStore(tmp_path / "runs")
+    trained = train_groups(folder, groups, seeds=2, store=store, **SMALL)
+    said = capsys.readouterr()
+    assert "GroupDRO on pets, by group, test held out, seed 0" in said.out + said.err
+    assert "corrected" not in said.out + said.err
+    record = store.find(trained.run_id)
+    assert record["config"]["dataset"] == "pets, corrected, all images"  # as in runs of before
+    monkeypatch.setenv("HMOE_RUNS", str(store.folder))
+    listed = CliRunner().invoke(app, ["runs", "--dataset", "pets, by group"])
+    assert listed.exit_code == 0, listed.output
+    assert listed.output.count("pets, by group") == 4
+    assert "corrected" not in listed.output
+    of_before = CliRunner().invoke(app, ["runs", "--dataset", "pets, corrected"])
+    assert of_before.output == listed.output
+    path, _ = export_model(load(trained.run_id, store=store), tmp_path / "out")
+    assert json.loads((path.parent / "config.json").read_text())["data"] == (
+        "pets, by group, all images"
+    )
+    assert "corrected" not in (path.parent / "README.md").read_text()
 
 
 def flat_folder(place):

@@ -603,7 +603,7 @@ def minimum_detectable_difference(frame: pd.DataFrame, without=(), baseline="ERM
             rests_on = "seeds, in pairs"
         else:
             limit = 100 * math.sqrt(2 * variance[domain]) * _noncentrality(math.inf)
-            rests_on = "test images alone"
+            rests_on = f"test {samples_word(rows)} alone"
         limits.append((domain, int(size[domain]), rows.trial_seed.nunique(), limit, rests_on))
     columns = ["test_domain", "test_images", "seeds", "detectable", "rests_on"]
     return pd.DataFrame(limits, columns=columns)

@@ -589,7 +589,7 @@ def describe_discovery(frame: pd.DataFrame) -> str | None:
     if pd.isna(run.get("discovery.nmi_domain")):
         return None
     return (
-        "Experts against true domains (validation images of the training domains): "
+        f"Experts against true domains (validation {samples_word(frame)} of the training domains): "
         f"NMI {run['discovery.nmi_domain']:.2f}, ARI {run['discovery.ari_domain']:.2f}; "
         f"against classes: NMI {run['discovery.nmi_class']:.2f}."
     )

@@ -38,6 +38,7 @@ from ..data.transforms import MEAN, STD
 from ..method.sparse_moe import SparseMoE, choose
 from ..networks.precision import set_precision
 from ..networks.small import Standardise, row_shape
+from ..studies.filters import shown_dataset
 from ..training.model import save_model
 from ..training.selection import Checkpoint, Record, test_accuracy, validation_accuracy
 from ..training.store import to_json
@@ -268,7 +269,7 @@ def export_config(model: TrainedModel, mode: str) -> dict:
         "algorithm": config["algorithm"],
         "hyper_parameters": dict(model.algorithm.hparams),
         "network": config["network"],
-        "data": config["dataset"],
+        "data": shown_dataset(config["dataset"], config["test_domains"]),
         "domains": model.domain_names,
         "test_domains": config["test_domains"],
         "classes": model.class_names,

@@ -19,6 +19,7 @@ import torch
 
 from .. import __version__
 from ..algorithms.from_file import restore_algorithm
+from ..analysis.plotting import save_picture
 from ..core.determinism import device_determinism
 from ..core.devices import resolve_device, single_thread
 from ..core.environment import environment
@@ -210,8 +211,7 @@ def _write_test(test: RateTest, picture) -> list[Path]:
     }
     with plt.ioff():
         figure = test.plot()
-        figure.savefig(path, dpi=150)
-        plt.close(figure)
+        save_picture(figure, path)
     write_atomic(record_path, to_json(record, indent=1))
     return [path, record_path]
 

@@ -53,6 +53,7 @@ from ..data.loader import FolderNote, ImageDataset
 from ..data.registry import load_dataset, register_dataset
 from ..networks.backbones import LARGE
 from ..networks.timm_models import FrozenStages
+from ..studies.filters import shown_dataset
 from ..training.model import build_algorithm, with_precomputed
 from ..training.planning import make_config
 from ..training.run_config import RunConfig
@@ -61,7 +62,7 @@ from ..training.run_config import RunConfig
 def _images_and_others(folder) -> tuple[list[str], list[LeftOut]]:
     """List all visible images below a folder, and the other files."""
     if expanded(folder).is_file():
-        fix = "a folder of images. `hmoe train --dataset FILE` reads a list of images."
+        fix = "a folder of images. `hmoe train --dataset FILE` reads lists of images and tables."
         raise HmoeError(f"{folder} is a file.", fix=fix)
     files = walk(expanded(folder).absolute())
     return sorted(filter(is_image, files)), left_out_files(files)
@@ -792,6 +793,14 @@ def check_learned_groups(pool: Pool, trial_seed: int = 0, test_domain: str | Non
     _check_sizes(training_counts(groups, held_out_files(pool, trial_seed, test_domain)))
 
 
+def _stored_name(pool: Pool, test_domain: str | None, groups, hold_out: bool) -> str:
+    """Return the name of `split_pool`'s data in configurations, for its arguments."""
+    without = f" without {test_domain}" if test_domain else ""
+    if not hold_out:
+        without = ", all images"
+    return f"{pool.root.name}, {'pooled' if groups is None else 'corrected'}{without}"
+
+
 def split_pool(
     pool: Pool,
     trial_seed: int = 0,
@@ -834,12 +843,10 @@ def split_pool(
     factors = {}
     if pool.images.domain.notna().all():
         factors["origin"] = codes_of("domain", pool.domain_names)
-    without = f" without {test_domain}" if test_domain else ""
-    if not hold_out:
-        without = ", all images"
+    stored = _stored_name(pool, test_domain, groups, hold_out)
     return ImageTree(
         root=pool.root,
-        name=f"{pool.root.name}, {'pooled' if groups is None else 'corrected'}{without}",
+        name=shown_dataset(stored, [HELD_OUT] if hold_out else []),
         domain_names=names,
         class_names=pool.class_names,
         files=[part.file.tolist() for part in parts],
@@ -874,11 +881,13 @@ def register_pool(
     Raises:
         HmoeError: as `read_pool` and `split_pool`.
     """
-    tree = split_pool(read_pool(folder, None, classes), 0, test_domain, groups, hold_out)
+    pool = read_pool(folder, None, classes)
+    tree = split_pool(pool, 0, test_domain, groups, hold_out)
+    stored = _stored_name(pool, test_domain, groups, hold_out)
     names = tuple(tree.domain_names)
     summary = f"your folder: {tree.num_classes} classes, {len(tree):,} images"
 
-    @register_dataset(tree.name, domain_names=names, summary=summary, seeded=hold_out)
+    @register_dataset(stored, domain_names=names, summary=summary, seeded=hold_out)
     def build(trial_seed, data_dir):
         """Build the data set for a trial seed."""
         pool = read_pool(folder, None, classes)
@@ -886,7 +895,7 @@ def register_pool(
 
     # the folder may have changed since it was last read
     load_dataset.cache_clear()  # pyright: ignore[reportFunctionMemberAccess]
-    return tree.name
+    return stored
 
 # %% ../../nbs/09_apps/01_own_images.ipynb #def-discover-spec
 FEATURES = {

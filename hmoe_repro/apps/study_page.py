@@ -169,6 +169,7 @@ def _section(
         row: Any = (baseline, first_mode)
         differences = contrasts(rows, row)
         detectable = minimum_detectable_difference(rows, baseline=row)
+        detectable = detectable.rename(columns={"test_images": f"test_{samples_word(rows)}"})
         verdict = str(accuracy_verdict(rows, row))
     run_ids = list(dict.fromkeys(rows.run_id))
     shown = set(run_ids)

@@ -205,8 +205,7 @@ def data_show_command(
         hmoe data show DigitDomains --class 3 --class 8 --output digits.png
         hmoe data show patients.csv
     """
-    import matplotlib.pyplot as plt
-
+    from hmoe_repro.analysis.plotting import save_picture
     from hmoe_repro.core.files import keep_existing
     from hmoe_repro.data.base import MultiDomainDataset, sample_word
     from hmoe_repro.data.data_sheet import column_sheet, column_table, data_sheet
@@ -222,8 +221,7 @@ def data_show_command(
         figure = column_sheet(data, classes)
     else:
         figure = data_sheet(data, count, not plain, seed, classes)
-    figure.savefig(output, dpi=150)
-    plt.close(figure)
+    save_picture(figure, output)
     print_written(output)
 
 # %% ../../nbs/11_cli/05_data.ipynb #def-download

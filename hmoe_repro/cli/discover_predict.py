@@ -522,8 +522,7 @@ def embed_command(
         hmoe embed 4e51f5bfa0ca --output features.npz --picture map.png
         hmoe embed efficientnet_lite0 --dataset path/to/my_images --picture map.png
     """
-    import matplotlib.pyplot as plt
-
+    from hmoe_repro.analysis.plotting import save_picture
     from hmoe_repro.apps.embed import cka_notes, compare_features, embed_source, plot_map
     from hmoe_repro.networks.registry import NETWORKS
 
@@ -548,8 +547,7 @@ def embed_command(
     if picture:
         chosen = tuple(by or ("class", "domain", "expert"))
         figure = plot_map(found, chosen, map_method or "tsne")
-        figure.savefig(picture, dpi=150)
-        plt.close(figure)
+        save_picture(figure, picture)
         print_written(picture)
 
 # %% ../../nbs/11_cli/07_discover_predict.ipynb #def-export

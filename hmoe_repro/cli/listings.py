@@ -139,12 +139,14 @@ def _run_row(run) -> list:
     Args:
         run: a `RunSummary`.
     """
+    from hmoe_repro.studies.filters import shown_dataset
+
     config = run.config
     accuracies = [f"{mode} {accuracy:.3f}" for mode, accuracy in run.accuracies.items()]
     return [
         run.run_id,
         config["algorithm"],
-        config["dataset"],
+        shown_dataset(config["dataset"], config["test_domains"]),
         "+".join(config["test_domains"]) or NO_TEST_DOMAIN,
         config["trial_seed"],
         config["steps"],

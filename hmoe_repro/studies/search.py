@@ -519,6 +519,7 @@ def _cell(draws: Sequence[_Draw], test_domain: str, rule: str) -> tuple[list[dic
             "trial_seed": first["config"]["trial_seed"],
             "accuracy": chosen.pop("test_accuracy"),
             "dataset": first["config"]["dataset"],
+            "network": first["config"]["network"],
             "test_size": usable[chosen["run_id"]].get("test_size"),
         }
         rows.append(row | chosen)

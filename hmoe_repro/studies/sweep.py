@@ -18,6 +18,7 @@ from ..core.devices import resolve_device
 from ..core.errors import Device, HmoeError, Place, check_choice, public
 from ..core.progress import SECONDS_BETWEEN_LINES, Progress, amount, time_left
 from .estimates import JOBS_ON_GPU, default_jobs
+from .filters import shown_run
 from .plan import missing_runs
 from .request import runs_of
 from .run_queue import Outcomes, RunQueue
@@ -125,7 +126,7 @@ class RunDisplay:
             details: (step, steps) for a step, (step, numbers) for a checkpoint, (status, reason)
                 for the end of a run.
         """
-        name = f"{config} ({config.run_id})"
+        name = f"{shown_run(config)} ({config.run_id})"
         started = self.started.setdefault(config.run_id, time.monotonic())
         if kind == "done":
             status, reason = details
