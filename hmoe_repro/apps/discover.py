@@ -1614,7 +1614,7 @@ def next_commands(findings: Findings, root, folder, options: Options = ()) -> di
             ]
         ),
     }
-    if findings.model:
+    if findings.model and findings.run_id:
         commands["predict"] = command_to_predict(findings.run_id)
         commands["export"] = f"hmoe export {findings.run_id}"
     if findings.model and not findings.learns_groups:
