@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['THUMBNAIL_SIDE', 'PICTURE_SIDE', 'CACHE_BYTES', 'MAX_CONNECTIONS', 'REQUEST_SECONDS', 'Refusal', 'Pictures',
-           'check_groups', 'ReadGroups', 'GroupFile', 'train_from_stdin', 'start_training', 'Training', 'GroupServer',
-           'report_folder', 'has_corrections', 'correct_groups', 'write_door']
+           'check_groups', 'ReadGroups', 'GroupFile', 'train_from_stdin', 'start_training', 'TrainingOutcome',
+           'Training', 'GroupServer', 'report_folder', 'has_corrections', 'correct_groups', 'write_door']
 
 # %% ../../nbs/09_apps/12_correct_groups.ipynb #imports
 import contextlib
@@ -26,6 +26,7 @@ import unicodedata
 import warnings
 import webbrowser
 from collections import OrderedDict, deque
+from dataclasses import asdict, dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -539,10 +540,33 @@ def _move_report(source: Path, target: Path):
             os.replace(source / name, target / name)
 
 
-def _take_over(groups: GroupFile, output: Path, folder: Path, version: int) -> dict:
-    """Move page and table of a training into the output folder, and return its result.
+@dataclass
+class TrainingOutcome:
+    """Result of a training, for the page.
 
-    Its entry `is_current` says whether the saved groups are still those that it was trained on.
+    Args:
+        run_id: id of the run, or None without one.
+        verdict: sentences on the groups.
+        replaced: version of the groups before the table of the training took their place, or None
+            if it did not.
+        notes: further sentences.
+    """
+
+    run_id: str | None = None
+    verdict: str = ""
+    replaced: int | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def entries(self) -> dict:
+        """Return the fields for JSON, and the `command` that predicts with the run."""
+        command = command_to_predict(self.run_id) if self.run_id else None
+        return asdict(self) | {"command": command}
+
+
+def _take_over(groups: GroupFile, output: Path, folder: Path, version: int) -> TrainingOutcome:
+    """Move page and table of a training into the output folder, and return its outcome.
+
+    The table is taken over if the saved groups are still those that it was trained on.
 
     Args:
         groups: the saved groups.
@@ -551,12 +575,16 @@ def _take_over(groups: GroupFile, output: Path, folder: Path, version: int) -> d
         version: version of the groups that it was trained on.
     """
     result = json.loads((folder / "result.json").read_text("utf-8"))
+    outcome = TrainingOutcome(result["run"], str(result.get("verdict", "")))
+    outcome.notes = [str(note) for note in result.get("notes", [])]
     with groups.lock:
-        result["is_current"] = groups.version == version
-        if result["is_current"]:
+        if groups.version == version:
             groups.read(folder / TABLE_FILE)
+            outcome.replaced = version
+        else:
+            outcome.notes.append(_OLDER_GROUPS)
     _move_report(folder, output)
-    return result
+    return outcome
 
 # %% ../../nbs/09_apps/12_correct_groups.ipynb #def-training
 class Training:
@@ -573,10 +601,7 @@ class Training:
         self.output = Path(output)
         self.settings = settings
         self.state = "none"
-        self.run_id = None
-        self.verdict = ""
-        self.replaced: int | None = None  # version of the groups before the training's table
-        self.notes: list[str] = []
+        self.outcome = TrainingOutcome()
         self._lines = deque(maxlen=_LINES)
         self._lock = threading.Lock()
         self._process = None
@@ -586,24 +611,20 @@ class Training:
     def status(self) -> dict:
         """Return the state of the training for the page.
 
-        `state` is none, running, done, failed or stopped. After a training there are the id of the
-        run, the `command` that predicts with it, and the `verdict` on the groups. The table of a
-        training gives the groups a new `version`: `replaced` is the version before, and `count` the
-        number of all images. `has_report` says whether there is a page of `discover`.
+        `state` is none, running, done, failed or stopped. After a training there are the entries of
+        its `TrainingOutcome`. `version` is that of the groups, and changes with a training's table.
+        `count` is the number of all images. `has_report` says whether there is a page of
+        `discover`.
         """
         with self._lock:
             return {
                 "state": self.state,
                 "seconds": time.monotonic() - self._began if self.state == "running" else 0,
                 "lines": list(self._lines),
-                "run_id": self.run_id,
-                "command": command_to_predict(self.run_id) if self.run_id else None,
-                "verdict": self.verdict,
-                "replaced": self.replaced,
                 "count": len(self.groups.files),
                 "has_report": (self.output / PAGE_FILE).exists(),
-                "notes": self.notes,
                 "version": self.groups.version,
+                **self.outcome.entries(),
             }
 
     def start(self):
@@ -617,10 +638,7 @@ class Training:
             if self.state == "running":
                 raise Refusal(409, "A training is running already.")
             self.state = "running"
-            self.run_id = None
-            self.verdict = ""
-            self.replaced = None
-            self.notes = []
+            self.outcome = TrainingOutcome()
             self._began = time.monotonic()
             self._lines.clear()
             try:
@@ -644,24 +662,17 @@ class Training:
             with self._lock:
                 self._lines.append(line.rstrip()[:500])
         ended = "failed"
-        run_id = None
+        outcome = TrainingOutcome()
         try:
             if process.wait() == 0:
-                result = _take_over(self.groups, self.output, folder, version)
-                run_id = result["run"]
-                self.verdict = str(result.get("verdict", ""))
-                self.notes = [str(note) for note in result.get("notes", [])]
-                if result["is_current"]:
-                    self.replaced = version
-                else:
-                    self.notes.append(_OLDER_GROUPS)
+                outcome = _take_over(self.groups, self.output, folder, version)
                 ended = "done"
         except (OSError, HmoeError, ValueError, KeyError) as error:
             self._lines.append(str(error))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         with self._lock:
-            self.run_id = run_id
+            self.outcome = outcome
             if self.state == "running":
                 self.state = ended
 
