@@ -4,9 +4,9 @@ the command starts fast."""
 import ast
 import json
 import re
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -269,16 +269,27 @@ except SystemExit as ended: print(ended.code, sorted({large} & set(sys.modules))
     assert {"list": "hmoe_fig3", "runs": run_id, "--help": "reproduce"}[command] in said
 
 
+def used_by(command) -> tuple[float, str]:
+    "The processor time of a command in seconds, and what it printed."
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0, done.stderr
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, done.stdout
+
+
 @pytest.mark.serial
-def test_help_answers_within_a_second():
-    command, times = [sys.executable, "-m", "hmoe_repro.cli.app", "--help"], []
+def test_help_costs_little_more_than_the_library_that_writes_it():
+    """A ratio of processor times holds on a slow machine, too. It is about 4, and PyTorch alone
+    would add about 10."""
+    command = [sys.executable, "-m", "hmoe_repro.cli.app", "--help"]
     installed = ROOT / ".venv" / "bin" / "hmoe"
     if installed.exists():
         command = [str(installed), "--help"]
+    needed = [sys.executable, "-c", "import typer, rich.console, rich.panel, rich.table"]
+    rounds = []
     for _ in range(3):
-        start = time.perf_counter()
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        times.append(time.perf_counter() - start)
-        assert done.returncode == 0, done.stderr
-        assert re.search(r"\breproduce\b", done.stdout), done.stderr
-    assert min(times) < 1, times
+        seconds, shown = used_by(command)
+        assert re.search(r"\breproduce\b", shown)
+        rounds.append(seconds / used_by(needed)[0])
+    assert min(rounds) < 7, rounds
