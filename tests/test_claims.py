@@ -416,6 +416,38 @@ def test_missing_studies_decide_nothing_and_say_so():
             assert found.problem == f"not run: {', '.join(claim.arguments['studies'])}"
 
 
+def test_a_study_published_in_part_decides_nothing_and_says_what_is_missing(frames):
+    "With the runs of ERM alone there is no column for a hyper-parameter of HMOE."
+    alone = {}
+    for name, frame in frames.items():
+        if "algorithm" in frame and (frame["algorithm"] == "ERM").any():
+            alone[name] = frame[frame["algorithm"] == "ERM"].dropna(axis="columns", how="all")
+    read = {claim.key: studies_of(claim) & set(alone) for claim in CLAIMS if claim.measure}
+    conditioned = [c for c in CLAIMS if read.get(c.key) and "hparams." in str(c.arguments)]
+    assert conditioned
+    for claim in conditioned:
+        result = evaluate_claim(claim, {n: alone[n] for n in studies_of(claim) if n in alone})
+        assert not result.evidence.measured, claim.key
+        assert result.evidence.problem.startswith(("no complete run with", "not run")), claim.key
+
+
+def conditions_of(table):
+    "The columns on which a measure's arguments select rows, however deep they are nested."
+    for name, value in table.items():
+        if name in {"where", "condition", "a", "b"} and isinstance(value, dict):
+            yield from value
+
+
+def test_conditions_name_columns_of_the_published_runs(frames):
+    "A condition on a column that no run has leaves no row: a misspelt one would look like no run."
+    for claim in CLAIMS:
+        for table in claim.tables:
+            read = [frames[study] for study in table.get("studies", ()) if study in frames]
+            known = set().union(*(frame.columns for frame in read))
+            if read:
+                assert set(conditions_of(table)) <= known, claim.key
+
+
 # The numbers, from the files alone
 
 

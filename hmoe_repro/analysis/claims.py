@@ -908,12 +908,15 @@ def meets(frame: pd.DataFrame, name: str, wanted) -> pd.Series:
 
     Args:
         frame: any frame.
-        name: the column.
+        name: the column. No row meets a condition on a column that the frame does not have: none
+            of its runs has that hyper-parameter or measurement.
         wanted: a value, a list of values, or a comparison as text ('< 0.5').
 
     >>> meets(pd.DataFrame({"x": [0.1, 0.7]}), "x", "< 0.5").tolist()
     [True, False]
     """
+    if name not in frame:
+        return pd.Series(False, index=frame.index)
     if isinstance(wanted, str) and wanted[0] in "<>!":
         holds = cast(pd.Series, frame[[name]].eval(f"`{name}` {wanted}"))
         return holds & frame[name].notna()
