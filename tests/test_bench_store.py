@@ -32,12 +32,12 @@ def tiny():
 
 
 def invented():
-    "Two stores, two commands, three rounds. At 200 records `pack` is slower, above the target."
+    "Two stores, two commands, three rounds. At 200 records `pack` is slower, above its target."
     seconds = {
-        "100": {"runs": [0.3, 0.3, 0.6], "pack": [1.5, 1.5, 1.5]},
+        "100": {"runs": [0.3, 0.3, 0.6], "pack": [0.9, 0.9, 0.9]},
         "200": {"runs": [0.75, 0.6, 0.6], "pack": [6.0, 4.5, 3.0]},
     }
-    sizes = {"records": [100, 200], "commands": ["runs", "pack"], "target_seconds": 3.0}
+    sizes = {"records": [100, 200], "commands": ["runs", "pack"], "target_seconds": [1.0, 3.0]}
     return {
         "what": "store",
         "scale": "full",
@@ -84,7 +84,12 @@ def test_the_table_has_medians_first_calls_and_the_largest_memory():
     assert times_target(invented(), 200).runs.tolist() == pytest.approx([0.25, 0.2, 0.2])
 
 
-def test_a_target_is_that_of_the_most_records():
+def test_a_target_is_judged_where_it_is_missed_most():
+    pack = next(target for target in STORE.targets if target.text.startswith("pack"))
+    assert pack.values(invented()).tolist() == [2.0, 1.5, 1.0]
+    slower = invented()
+    slower["seconds"]["100"]["pack"] = [2.5, 2.5, 2.5]
+    assert pack.values(slower).tolist() == [2.5, 2.5, 2.5]
     table = STORE.target_table(invented()).set_index("target")
     verdicts = table.verdict.rename(lambda text: text.partition(":")[0])
     assert verdicts[["runs", "pack"]].tolist() == ["met", "not met"]
@@ -95,8 +100,8 @@ def test_a_target_is_that_of_the_most_records():
 def test_the_answer_names_the_slowest_command():
     line = PAGE.slowest_line
     assert line(invented()) == (
-        "With 200 records, the slowest command, `pack`, needs 4.5 s of processor time, above the "
-        "target of 3 s (quartiles 3.8 to 5.2)."
+        "The slowest command against its target, `pack` on 200 records, takes 4.5 s of processor "
+        "time (quartiles 3.8 to 5.2), above the target of 3 s."
     )
 
 

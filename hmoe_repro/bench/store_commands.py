@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['STORE_TARGETS', 'STORE', 'generated_records', 'write_generated', 'Usage', 'used_by', 'command_arguments',
-           'store_entries', 'times_target', 'store_table']
+           'store_entries', 'target_seconds', 'times_target', 'store_table']
 
 # %% ../../nbs/10_bench/11_store_commands.ipynb #imports
 import itertools
@@ -217,8 +217,14 @@ def store_entries(measured: BenchMeasurement) -> dict:
     return found
 
 # %% ../../nbs/10_bench/11_store_commands.ipynb #def-store-table
+def target_seconds(record: dict, count: int) -> float:
+    """Return the processor seconds that a command may take on a store of `count` records."""
+    sizes = record["sizes"]
+    return dict(zip(sizes["records"], sizes["target_seconds"]))[count]
+
+
 def times_target(record: dict, count: int) -> pd.DataFrame:
-    """Return the processor time of each command relative to the target.
+    """Return the processor time of each command relative to the target for that many records.
 
     Args:
         record: record of `STORE`.
@@ -227,7 +233,7 @@ def times_target(record: dict, count: int) -> pd.DataFrame:
     Returns:
         A column for each command, a row for each round.
     """
-    return pd.DataFrame(record["seconds"][str(count)]) / record["sizes"]["target_seconds"]
+    return pd.DataFrame(record["seconds"][str(count)]) / target_seconds(record, count)
 
 
 def store_table(record: dict) -> pd.DataFrame:
@@ -257,14 +263,14 @@ def store_table(record: dict) -> pd.DataFrame:
 
 
 def _ratio_of_target(target: dict, record: dict) -> pd.Series:
-    """Return the time of a command at the most records relative to the target, by round.
+    """Return the time of a command relative to its target, by round, at the worst number of records.
 
     It is NaN if the scale leaves the command out.
     """
-    measured = times_target(record, max(record["sizes"]["records"]))
-    if target["of"] not in measured:
+    if target["of"] not in record["sizes"]["commands"]:
         return pd.Series([math.nan])
-    return cast(pd.Series, measured[target["of"]])
+    each = [times_target(record, count)[target["of"]] for count in record["sizes"]["records"]]
+    return max(each, key=pd.Series.median)
 
 
 STORE_TARGETS = targets_of("store", _ratio_of_target)
