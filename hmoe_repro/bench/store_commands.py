@@ -263,7 +263,7 @@ def store_table(record: dict) -> pd.DataFrame:
 
 
 def _ratio_of_target(target: dict, record: dict) -> pd.Series:
-    """Return the time of a command relative to its target, by round, at the worst number of records.
+    """Return the time of a command relative to its target, by round, on the worst store.
 
     It is NaN if the scale leaves the command out.
     """
