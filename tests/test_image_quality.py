@@ -243,19 +243,22 @@ def test_duplicates_across_training_and_held_out_images_are_those_of_the_split(p
 
 
 def brute_force(thumbnails):
-    "Pairs of near duplicates, one pair after the other."
+    "Pairs of near duplicates, one pair after the other, from the nearest partner of each image on."
     bits = perceptual_hashes(thumbnails) > 0
     pairs = {}
     for i in range(len(bits)):
-        for j in range(len(bits)):
-            different = int((bits[i] != bits[j]).sum())
+        tried = 0
+        distances = (bits[i] != bits).sum(axis=1)
+        for j in np.argsort(distances, kind="stable"):
+            different = int(distances[j])
             if i == j or different > quality.DOUBTFUL:
                 continue
             if different > NEAR:
+                tried += 1
                 alike = window_correlation(thumbnails[i : i + 1], thumbnails[j : j + 1])[0]
-                if alike < quality.COPY_CORRELATION:
+                if tried > quality.MOST_DOUBTFUL or alike < quality.COPY_CORRELATION:
                     continue
-            pairs[i, j] = different
+            pairs[i, int(j)] = different
     return pairs
 
 
@@ -272,9 +275,10 @@ def altered_thumbnails(count=14):
     return np.stack([thumbnail(image) for image in images])
 
 
-@pytest.mark.parametrize("block", [1, 7, 512])
-def test_the_search_equals_comparing_every_pair(monkeypatch, block):
+@pytest.mark.parametrize(("block", "most"), [(1, 32), (7, 32), (512, 32), (512, 1)])
+def test_the_search_equals_comparing_every_pair(monkeypatch, block, most):
     monkeypatch.setattr(quality, "_BLOCK", block)
+    monkeypatch.setattr(quality, "MOST_DOUBTFUL", most)
     thumbnails = altered_thumbnails()
     count = len(thumbnails)
     label = np.arange(count) % 2

@@ -446,28 +446,52 @@ def window_correlation(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return best
 
 # %% ../../nbs/02_data/14_image_quality.ipynb #def-near-partners
-def _accepted(distances: np.ndarray, rows: np.ndarray, thumbnails: np.ndarray) -> np.ndarray:
-    """Decide which pairs are near duplicates.
+class _Pairs(NamedTuple):
+    """Pairs of images: positions `first` and `second` (P,), and the bits in which they differ (P,)."""
+
+    first: np.ndarray
+    second: np.ndarray
+    bits: np.ndarray
+
+    def where(self, chosen: np.ndarray) -> "_Pairs":
+        """Return the chosen pairs: booleans (P,), or positions."""
+        return _Pairs(*(part[chosen] for part in self))
+
+
+def _close_pairs(hashes: np.ndarray, rows: np.ndarray, usable: np.ndarray) -> _Pairs:
+    """Return the pairs of an image of `rows` (B,) and another one that differ in few enough bits.
+
+    Pairs are ordered by the first image, then by the second.
+    """
+    products = hashes[rows] @ hashes.T  # equal bits minus different bits
+    first, second = np.nonzero(products >= _BITS * _BITS - 2 * DOUBTFUL)
+    bits = (_BITS * _BITS - products[first, second]) / 2
+    first = rows[first]
+    return _Pairs(first, second, bits).where(usable[first] & usable[second] & (first != second))
+
+
+def _nearest_first(pairs: _Pairs) -> tuple[_Pairs, np.ndarray]:
+    """Return the pairs, the nearest of each first image first, and the place of each among its own."""
+    pairs = pairs.where(np.lexsort((pairs.second, pairs.bits, pairs.first)))
+    starts = np.searchsorted(pairs.first, pairs.first)
+    return pairs, np.arange(len(starts)) - starts
+
+
+def _near_pairs(pairs: _Pairs, thumbnails: np.ndarray) -> _Pairs:
+    """Return the pairs that are near duplicates, the nearest of each first image first.
+
+    Pairs of up to `NEAR` bits are. Of those with more bits, `MOST_DOUBTFUL` of an image are tried.
 
     Args:
-        distances: numbers of different bits (B, N), infinite for pairs that do not count.
-        rows: the images (B,) to which the first axis belongs.
+        pairs: pairs of images.
         thumbnails: grey levels (N, 32, 32).
-
-    Returns:
-        Booleans (B, N).
     """
-    accepted = distances <= NEAR
-    doubtful = (distances > NEAR) & (distances <= DOUBTFUL)
-    crowded = np.flatnonzero(doubtful.sum(axis=1) > MOST_DOUBTFUL)
-    for row in crowded:  # the nearest ones
-        partners = np.flatnonzero(doubtful[row])
-        order = np.argsort(distances[row, partners], kind="stable")
-        doubtful[row, partners[order[MOST_DOUBTFUL:]]] = False
-    first, second = np.nonzero(doubtful)
-    alike = window_correlation(thumbnails[rows[first]], thumbnails[second]) >= COPY_CORRELATION
-    accepted[first[alike], second[alike]] = True
-    return accepted
+    doubtful, place = _nearest_first(pairs.where(pairs.bits > NEAR))
+    doubtful = doubtful.where(place < MOST_DOUBTFUL)
+    correlations = window_correlation(thumbnails[doubtful.first], thumbnails[doubtful.second])
+    alike = doubtful.where(correlations >= COPY_CORRELATION)
+    both = zip(pairs.where(pairs.bits <= NEAR), alike)
+    return _nearest_first(_Pairs(*map(np.concatenate, both)))[0]
 
 
 def near_partners(
@@ -494,22 +518,15 @@ def near_partners(
     groups = np.arange(count)
     for start in range(0, count, _BLOCK):
         rows = np.arange(start, min(start + _BLOCK, count))
-        bits = (_BITS * _BITS - hashes[rows] @ hashes.T) / 2
-        bits[:, ~usable] = np.inf
-        bits[~usable[rows]] = np.inf
-        bits[np.arange(len(rows)), rows] = np.inf
-        accepted = _accepted(bits, rows, thumbnails)
-        bits[~accepted] = np.inf
+        pairs = _near_pairs(_close_pairs(hashes, rows, usable), thumbnails)
+        groups = _joined(groups, pairs.first, pairs.second)
         for i, label in enumerate([None, *labels]):
+            apart = pairs
             if label is not None:
-                apart = np.where(label[rows][:, None] != label[None], bits, np.inf)
-            else:
-                apart = bits
-            nearest = apart.argmin(axis=1)
-            distances[i, rows] = apart[np.arange(len(rows)), nearest]
-            partners[i, rows] = np.where(np.isfinite(distances[i, rows]), nearest, -1)
-        first, second = np.nonzero(accepted)
-        groups = _joined(groups, rows[first], second)
+                apart = pairs.where(label[pairs.first] != label[pairs.second])
+            with_partner, at = np.unique(apart.first, return_index=True)
+            partners[i, with_partner] = apart.second[at]
+            distances[i, with_partner] = apart.bits[at]
         if on_progress:
             on_progress(int(rows[-1]) + 1, count)
     return partners, distances, groups
