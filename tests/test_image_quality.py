@@ -275,7 +275,7 @@ def altered_thumbnails(count=14):
     return np.stack([thumbnail(image) for image in images])
 
 
-@pytest.mark.parametrize(("block", "most"), [(1, 32), (7, 32), (512, 32), (512, 1)])
+@pytest.mark.parametrize("block, most", [(1, 32), (7, 32), (512, 32), (512, 1)])
 def test_the_search_equals_comparing_every_pair(monkeypatch, block, most):
     monkeypatch.setattr(quality, "_BLOCK", block)
     monkeypatch.setattr(quality, "MOST_DOUBTFUL", most)

@@ -447,7 +447,7 @@ def window_correlation(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 # %% ../../nbs/02_data/14_image_quality.ipynb #def-near-partners
 class _Pairs(NamedTuple):
-    """Pairs of images: positions `first` and `second` (P,), and the bits in which they differ (P,)."""
+    """Positions `first` and `second` of pairs of images, and how many bits differ: (P,) each."""
 
     first: np.ndarray
     second: np.ndarray
@@ -471,7 +471,7 @@ def _close_pairs(hashes: np.ndarray, rows: np.ndarray, usable: np.ndarray) -> _P
 
 
 def _nearest_first(pairs: _Pairs) -> tuple[_Pairs, np.ndarray]:
-    """Return the pairs, the nearest of each first image first, and the place of each among its own."""
+    """Return the pairs, nearest partners of an image first, and places (P,) among its partners."""
     pairs = pairs.where(np.lexsort((pairs.second, pairs.bits, pairs.first)))
     starts = np.searchsorted(pairs.first, pairs.first)
     return pairs, np.arange(len(starts)) - starts
