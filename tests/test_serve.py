@@ -31,7 +31,7 @@ from hmoe_repro.apps.correct_groups import (
     check_groups,
     has_corrections,
 )
-from hmoe_repro.apps.discover import WRITTEN_FILE
+from hmoe_repro.apps.discover import WRITTEN_FILE, category_colours
 from hmoe_repro.apps.own_images import image_files, read_corrected_groups, write_corrected_groups
 from hmoe_repro.cli.discover_predict import _shows_last_groups
 from hmoe_repro.core.errors import HmoeError
@@ -562,6 +562,22 @@ def test_a_save_moves_renames_and_keeps_the_found_group(server, place):
     assert (
         read_corrected_groups(place[1] / "groups.csv", image_files(place[0])).group.nunique() == 2
     )
+
+
+def test_groups_have_the_colours_of_the_report(place):
+    "The page orders groups by size, and the report of corrected groups by name."
+    with serving(*place) as server:
+        one, two = groups_of(listing(server), {"one": "zebra"})
+        for _ in range(2):  # the larger group first, then the other
+            one["images"].append(two["images"].pop())
+            changed = {"version": listing(server)["version"], "groups": [one, two]}
+            assert ask(server, "save", changed)[0] == 200
+            shown = {group["name"]: group["colour"] for group in listing(server)["groups"]}
+            report = read_corrected_groups(place[1] / "groups.csv", image_files(place[0]))
+            names = pd.Series(report.group, dtype="category")
+            assert shown == {name: category_colours(names)[name] for name in ("two", "zebra")}
+            one, two = two, one
+    assert len(set(shown.values())) == 2
 
 
 def test_what_was_saved_is_there_in_the_next_session(place):

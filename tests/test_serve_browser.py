@@ -17,6 +17,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from hmoe_repro.apps.discover import category_colours
 from hmoe_repro.apps.own_images import image_files, write_corrected_groups
 from hmoe_repro.data.image_folder import sample_tree
 
@@ -255,7 +256,11 @@ def test_groups_are_merged_and_borderline_pictures_come_first(tmp_path):
             column(page, before[file]).locator(".tile").first.locator("img").get_attribute("alt")
             == file
         )
-        first, second, *_ = sorted(set(before))
+        first, second, *_ = names = sorted(set(before))
+        report = category_colours(pd.Series(names, dtype="category"))
+        for name in names:
+            shown = column(page, name).evaluate("e => e.style.getPropertyValue('--colour')")
+            assert shown == report[name]
         column(page, first).get_by_label("Merge into").select_option(label=second)
         assert column(page, first).count() == 0
         page.click("#save")

@@ -43,6 +43,7 @@ from hmoe_repro.apps.discover import (
     TABLE_FILE,
     WRITTEN_FILE,
     Findings,
+    category_colours,
     command_to_predict,
     default_output,
     discover,
@@ -376,8 +377,9 @@ class GroupFile(ReadGroups):
 
         Each of `files` has its `confidence`, whether it is `unsure`, the group in which it was
         `found`, its `subject` and the `predicted` one, and whether it is `held_out` (None if that
-        depends on the groups). `groups` have numbers of images. Images in no group yet are `new`,
-        and those no longer in the folder `gone`. A training needs `minimum` images of each group.
+        depends on the groups). `groups` have numbers of images, and the colours of a report.
+        Images in no group yet are `new`, and those no longer in the folder `gone`. A training needs
+        `minimum` images of each group.
         """
         with self.lock:
             table = self.table
@@ -385,10 +387,11 @@ class GroupFile(ReadGroups):
             confidence = pd.to_numeric(table.get("confidence", absent), errors="coerce")
             unsure = table.get("borderline", absent).str.strip().str.lower() == "true"
             shown = table[~table.index.isin(self.gone)]
+            colours = category_colours(pd.Series(sorted(set(table.group) - {""}), dtype="category"))
             groups = []
             for name in shown.group[shown.group != ""].value_counts().index:
                 numbers = shown.index[shown.group == name].tolist()
-                groups.append({"name": name, "images": numbers})
+                groups.append({"name": name, "images": numbers, "colour": colours[name]})
             left_out = []
             for reason, fix, files in by_reason(self.left_out):
                 left_out.append({"reason": reason, "fix": fix, "files": files})

@@ -1,13 +1,13 @@
 "use strict";
 // Every text of the folder enters the page as textContent or as an attribute, never as HTML.
 const $ = id => document.getElementById(id);
-const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5c00", "#888888"];
+const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#b59f00", "#8c6d46", "#7f7f7f"];  // of new groups
 const NEW = "new";  // the choice of a new group in a menu
 const UNPLACED = 0;  // key of the column of images that are in no group yet
 const GONE = -1;     // key of images that are no longer in the folder
 
 let data = null;        // what the server has: files, confidence, unsure, found
-let groups = [];        // {key, name, home}: home is the found group that most of its images have
+let groups = [];        // {key, name, colour, home}: home is the found group that most of its images have
 let groupOf = [];       // number of an image -> key of its group
 let order = [];         // number of an image -> time of its last move
 let lastKey = 0;
@@ -99,7 +99,8 @@ function newGroup() {
     .map(name => name.toLowerCase()));
   let number = groups.length + 1;
   while (used.has(`group ${number}`)) number += 1;
-  const group = {key: ++lastKey, name: `group ${number}`, home: null};
+  const colour = COLOURS.find(each => groups.every(group => group.colour !== each)) || "#888888";
+  const group = {key: ++lastKey, name: `group ${number}`, colour, home: null};
   groups.push(group);
   return group.key;
 }
@@ -280,7 +281,7 @@ function render() {
     if (!columns.has(group.key)) columns.set(group.key, makeColumn(group));
     const parts = columns.get(group.key);
     if ($("board").children[place] !== parts.column) $("board").insertBefore(parts.column, $("board").children[place] || null);
-    if (group.key) parts.column.style.setProperty("--colour", COLOURS[(group.key - 1) % COLOURS.length]);
+    if (group.key) parts.column.style.setProperty("--colour", group.colour);
     parts.column.setAttribute("aria-label", group.name);
     parts.list.setAttribute("aria-label", `Pictures of ${group.name}`);
     if (parts.name) if (document.activeElement !== parts.name || parts.name.value !== group.name) parts.name.value = group.name;
@@ -507,12 +508,12 @@ function fill(loaded) {
   groupOf = new Array(data.files.length).fill(UNPLACED);
   for (const i of data.gone) groupOf[i] = GONE;
   order = new Array(data.files.length).fill(0);
-  for (const {name, images} of data.groups) {
+  for (const {name, images, colour} of data.groups) {
     const counts = new Map();
     for (const i of images) if (data.found[i]) counts.set(data.found[i], (counts.get(data.found[i]) || 0) + 1);
     const home = [...counts].sort((a, b) => b[1] - a[1])[0];
     const key = ++lastKey;
-    groups.push({key, name, home: home ? home[0] : null});
+    groups.push({key, name, colour, home: home ? home[0] : null});
     for (const i of images) groupOf[i] = key;
   }
   seen.disconnect();
