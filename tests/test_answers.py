@@ -341,6 +341,22 @@ def test_the_first_claim_measured_on_the_pages_own_study_answers():
     assert both.part.studies == ("quick-rotated",)
 
 
+def test_benchmarks_that_contradict_each_other_answer_together():
+    "One planned study of digits says yes, the one of PACS no: neither of them is the answer."
+    key = "discovery pays"
+    studies = artefact_studies("payoff", "quick")
+    result = evaluate_claim(CLAIMS[key], claim_frames([CLAIMS[key]]))
+    verdicts = [part.verdict for part in result.parts]
+    assert (verdicts.count(SUPPORTED), verdicts.count(CONTRADICTED)) == (1, 1)
+    answer = page_answer([key], "quick", studies)
+    assert answer.text.startswith("Undecided (yes on 1 of 6, no on 1): on average HMOE-DN is ")
+    assert f"{result.evidence.value:.1f} points above ERM" in answer.text
+    assert f"{result.evidence.low:.1f} to {result.evidence.high:+.1f}" in answer.text
+    assert answer.finding.startswith("Undecided: on average HMOE-DN is ")
+    alone = page_answer([key], "quick", ["quick-payoff-double"])
+    assert alone.text.startswith("Yes: on digits at 1,401 updates ")
+
+
 def test_a_planned_study_answers_before_an_older_one_on_the_same_data():
     key = "as ERM, PACS"
     studies = ["pacs-pacs", "pacs-power"]

@@ -8,7 +8,8 @@ __all__ = ['ANSWER_WORDS', 'benchmark_words', 'PageAnswer', 'part_answer', 'page
 # %% ../../nbs/07_analysis/19_answers.ipynb #imports
 import functools
 import math
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 
 from hmoe_repro.analysis.claims import (
     CONTRADICTED,
@@ -18,6 +19,7 @@ from hmoe_repro.analysis.claims import (
     SUPPORTED,
     UNDECIDED,
     Claim,
+    ClaimResult,
     Evidence,
     Part,
     Rule,
@@ -314,8 +316,8 @@ def _frames(studies: list[str], store: str) -> dict:
     return frames
 
 
-def _measured_parts(claim: Claim, wanted, store: str) -> list[Part]:
-    """Return the parts of a claim that have a number and wanted studies.
+def _on_studies(claim: Claim, wanted, store: str) -> ClaimResult | None:
+    """Evaluate a claim on its wanted studies. Return None if none of them has a file.
 
     Args:
         claim: the claim.
@@ -330,13 +332,35 @@ def _measured_parts(claim: Claim, wanted, store: str) -> list[Part]:
     if needed:
         needed.update(dict.fromkeys(claim.confirm.get("studies", ())))
     frames = _frames(list(needed), store)
-    if not frames:
-        return []
+    return evaluate_claim(claim, frames) if frames else None
+
+
+def _measured_parts(claim: Claim, wanted, store: str) -> list[Part]:
+    """Return the parts of a claim that have a number and wanted studies, as in `_on_studies`."""
+    result = _on_studies(claim, wanted, store)
     parts = []
-    for part in evaluate_claim(claim, frames).parts:
+    for part in result.parts if result else ():
         if wanted(part.studies) and not math.isnan(part.evidence.value):
             parts.append(part)
     return parts
+
+
+def _divided_answer(claim: Claim, studies: list[str], store: str) -> PageAnswer | None:
+    """Return the answer of a page on several benchmarks, some of which say yes and others no.
+
+    Returns:
+        The verdict over all benchmarks, with the numbers of both and the pooled difference. None if
+        no two benchmarks contradict each other.
+    """
+    result = _on_studies(claim, lambda names: not set(names).isdisjoint(studies), store)
+    parts = [part for part in result.parts if not part.is_replaced] if result else []
+    verdicts = Counter(part.verdict for part in parts)
+    if result is None or not (verdicts[SUPPORTED] and verdicts[CONTRADICTED]):
+        return None
+    average = Part("average", (), result.evidence, result.verdict, None)
+    answer = part_answer(claim, average)
+    counts = f"yes on {verdicts[SUPPORTED]} of {len(parts)}, no on {verdicts[CONTRADICTED]}"
+    return replace(answer, part=parts[0], text=answer.text.replace(": ", f" ({counts}): ", 1))
 
 
 def _datasets(studies) -> set[str]:
@@ -366,9 +390,10 @@ def page_answer(
     Args:
         claims: keys of the page's claims, the headline first.
         profile: the profile of the page.
-        studies: the studies of the page. If no claim was measured on them, the first claim counts
-            that was measured on other studies of the same profile and data. The answer then names
-            the study.
+        studies: the studies of the page. If some of them say yes to its headline and others no,
+            the answer is that over all of them. If no claim was measured on them, the first claim
+            counts that was measured on other studies of the same profile and data. The answer then
+            names the study.
         store: folder of records, as in `study_file`.
 
     Returns:
@@ -387,6 +412,9 @@ def page_answer(
     def is_alike(names: tuple[str, ...]) -> bool:
         return _of_profile(names, profile) and _datasets(names) <= own_data
 
+    divided = _divided_answer(listed[0], studies, store) if listed else None
+    if divided:
+        return divided
     for claim in listed:
         parts = _measured_parts(claim, is_own, store)
         if parts:
