@@ -248,6 +248,7 @@ class Comparison(NamedTuple):
 
 TENTH = "`hparams.lambda_d` > 0 and `hparams.labelled_fraction` < 1"
 DIGITS = ("quick-payoff",)
+DOUBLE = ("quick-payoff-double",)
 LONG = ("quick-discovery-long", "quick-payoff-long")
 COLORED = ("mnist-payoff",)
 ROTATED = ("mnist-rotated",)
@@ -258,6 +259,12 @@ COMPARISONS = (
     Comparison(f"digits, {UP}", "none; norm", DIGITS, f"{DN} and {UNLABELLED} and {NORM}", True),
     Comparison(f"digits, {UP}", "a tenth; norm", DIGITS, f"{DN} and {TENTH} and {NORM}"),
     Comparison(f"digits, {UP}", "all; norm", DIGITS, f"{DL} and {NORM}"),
+    Comparison("digits, 1,401 updates", "none", DOUBLE, f"{DN} and {UNLABELLED} and {PLAIN}"),
+    Comparison(
+        "digits, 1,401 updates", "none; norm", DOUBLE, f"{DN} and {UNLABELLED} and {NORM}", True
+    ),
+    Comparison("digits, 1,401 updates", "a tenth; norm", DOUBLE, f"{DN} and {TENTH} and {NORM}"),
+    Comparison("digits, 1,401 updates", "all; norm", DOUBLE, f"{DL} and {NORM}"),
     Comparison("digits, 5,001 updates", "none", LONG, f"{DN} and {PLAIN}"),
     Comparison("digits, 5,001 updates", "none; norm", LONG, f"{DN} and {NORM}", True),
     Comparison(f"ColoredMNIST, {UP}", "none", COLORED, f"{DN} and {UNLABELLED}", True),
