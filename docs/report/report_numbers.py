@@ -1004,6 +1004,7 @@ def protocol_values() -> dict[str, Value]:
         "paper-colored", "mnist-colored", "pacs-pacs", "pacs-linear", "pacs-payoff", "pacs-dmg",
         "quick-digits", "quick-table1", "quick-payoff", "quick-toy", "mnist-cues-turn",
         "quick-restarts", "quick-confirm-masks", "quick-discovery-long", "pacs-power",
+        "quick-payoff-double",
     ):  # fmt: skip
         source = values_source(study)
         blocks = read_study(study).runs
