@@ -256,7 +256,7 @@ def draw_payoff(folder: Path, store: str = ""):
     style = {"linestyle": "", "markersize": 5, "color": DARK, "markerfacecolor": "white"}
     for mode, marker in MODE_MARKERS.items():
         axis.plot([], [], marker=marker, label=mode.upper(), **style)
-    axis.legend(loc="upper right")
+    axis.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, borderaxespad=0.2)
     axis.grid(axis="y", visible=False)
     save(figure, folder, "payoff")
 
