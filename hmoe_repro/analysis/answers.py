@@ -338,8 +338,10 @@ def _on_studies(claim: Claim, wanted, store: str) -> ClaimResult | None:
 def _measured_parts(claim: Claim, wanted, store: str) -> list[Part]:
     """Return the parts of a claim that have a number and wanted studies, as in `_on_studies`."""
     result = _on_studies(claim, wanted, store)
+    if result is None:
+        return []
     parts = []
-    for part in result.parts if result else ():
+    for part in result.parts:
         if wanted(part.studies) and not math.isnan(part.evidence.value):
             parts.append(part)
     return parts
@@ -353,9 +355,11 @@ def _divided_answer(claim: Claim, studies: list[str], store: str) -> PageAnswer 
         no two benchmarks contradict each other.
     """
     result = _on_studies(claim, lambda names: not set(names).isdisjoint(studies), store)
-    parts = [part for part in result.parts if not part.is_replaced] if result else []
+    if result is None:
+        return None
+    parts = [part for part in result.parts if not part.is_replaced]
     verdicts = Counter(part.verdict for part in parts)
-    if result is None or not (verdicts[SUPPORTED] and verdicts[CONTRADICTED]):
+    if not (verdicts[SUPPORTED] and verdicts[CONTRADICTED]):
         return None
     average = Part("average", (), result.evidence, result.verdict, None)
     answer = part_answer(claim, average)
