@@ -100,8 +100,8 @@ def test_a_target_is_judged_where_it_is_missed_most():
 def test_the_answer_names_the_slowest_command():
     line = PAGE.slowest_line
     assert line(invented()) == (
-        "The slowest command against its target, `pack` on 200 records, takes 4.5 s of processor "
-        "time (quartiles 3.8 to 5.2), above the target of 3 s."
+        "The slowest command against its target, `pack` on 200 records, takes 4.5 processor "
+        "seconds (quartiles 3.8 to 5.2), above the target of 3 s."
     )
 
 

@@ -5,6 +5,8 @@ import csv
 import json
 import math
 import re
+import subprocess
+import sys
 
 import pandas as pd
 import pytest
@@ -156,3 +158,18 @@ def test_verdicts_csv_has_every_claim_of_the_pages():
     for page in PAGES:
         claim = facts_of(page).get("claim")
         assert claim is None or claim in keys, page
+
+
+def test_the_source_of_a_page_shows_the_answer_that_is_published():
+    "`.ci/page_outputs.py` names the others, and without arguments executes them."
+    code = "from page_outputs import *; print(len(list(PAGES.iterdir())), *old_pages())"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=repo_root() / ".ci",
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    number, *old = done.stdout.split()
+    assert int(number) > 60
+    assert not old, "run .ci/page_outputs.py"

@@ -361,10 +361,11 @@ def _divided_answer(claim: Claim, studies: list[str], store: str) -> PageAnswer 
     verdicts = Counter(part.verdict for part in parts)
     if not (verdicts[SUPPORTED] and verdicts[CONTRADICTED]):
         return None
-    average = Part("average", (), result.evidence, result.verdict, None)
+    studies = list(dict.fromkeys(study for part in parts for study in part.studies))
+    average = Part("average", tuple(studies), result.evidence, result.verdict, None)
     answer = part_answer(claim, average)
     counts = f"yes on {verdicts[SUPPORTED]} of {len(parts)}, no on {verdicts[CONTRADICTED]}"
-    return replace(answer, part=parts[0], text=answer.text.replace(": ", f" ({counts}): ", 1))
+    return replace(answer, text=answer.text.replace(": ", f" ({counts}): ", 1))
 
 
 def _datasets(studies) -> set[str]:
