@@ -208,13 +208,13 @@ def test_a_table_is_a_data_set_with_the_numbers_of_its_lines(tmp_path):
 
 
 def write_source(form: str, folder, domains, monkeypatch) -> str:
-    """Write or register rows under the name `ward`, and return what names them to a run."""
+    """Write or register rows under the name `clinic`, and return what names them to a run."""
     if form == "tensors":
         given = {name: (torch.from_numpy(x), torch.from_numpy(y)) for name, (x, y) in domains}
         data = as_dataset(given, classes=["ill", "well"], columns=["age", "pulse"])
-        register_dataset("ward", domain_names=tuple(given), summary="")(lambda seed, folder: data)
-        return "ward"
-    path = folder / f"ward.{form}"
+        register_dataset("clinic", domain_names=tuple(given), summary="")(lambda seed, folder: data)
+        return "clinic"
+    path = folder / f"clinic.{form}"
     if form == "npz":
         arrays = {
             "x": np.concatenate([x for _, (x, _) in domains]),
@@ -241,6 +241,7 @@ def write_source(form: str, folder, domains, monkeypatch) -> str:
     return str(path)
 
 
+@pytest.mark.usefixtures("own_names")
 def test_rows_in_every_form_give_bitwise_the_same_run(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     domains = []
@@ -250,7 +251,7 @@ def test_rows_in_every_form_give_bitwise_the_same_run(tmp_path, monkeypatch):
     records = {}
     for form in ("csv", "parquet", "npz", "tensors"):
         for known in (registry.DATASETS, registry._OWN):  # as in another process
-            known.pop("ward", None)
+            known.pop("clinic", None)
         registry.load_dataset.cache_clear()
         monkeypatch.setattr(CONFIG, "datasets", ())
         source = write_source(form, tmp_path, domains, monkeypatch)
