@@ -361,8 +361,8 @@ def _divided_answer(claim: Claim, studies: list[str], store: str) -> PageAnswer 
     verdicts = Counter(part.verdict for part in parts)
     if not (verdicts[SUPPORTED] and verdicts[CONTRADICTED]):
         return None
-    studies = sum((part.studies for part in parts), ())
-    average = Part("average", studies, result.evidence, result.verdict, None)
+    measured = sum((part.studies for part in parts), ())
+    average = Part("average", measured, result.evidence, result.verdict, None)
     answer = part_answer(claim, average)
     counts = f"yes on {verdicts[SUPPORTED]} of {len(parts)}, no on {verdicts[CONTRADICTED]}"
     return replace(answer, text=answer.text.replace(": ", f" ({counts}): ", 1))
