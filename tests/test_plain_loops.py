@@ -5,6 +5,7 @@ import copy
 import pandas as pd
 import pytest
 import torch
+from notebooks import page_functions
 from written_out import CLASSES, SHAPE, SMALL, random_domains
 
 from hmoe_repro.algorithms import FAMILIES, get_algorithm
@@ -175,7 +176,9 @@ def test_a_loop_continues_with_the_moments_of_the_optimiser():
 
 def test_loops_and_algorithms_are_timed_in_turn():
     jobs = {name: ThreeUpdates(begun(name), BATCHES[0]) for name in ("EoA", "DMG", "HDUVA", "SAM")}
-    seconds = plain_seconds(jobs, 2)
+    said = []
+    seconds = plain_seconds(jobs, 2, said.append)
+    assert said == [f"{name} and its plain loop" for name in ("EoA", "DMG", "SAM")]
     assert list(seconds) == ["library", "plain loop"]
     for times in seconds.values():
         assert list(times) == ["EoA", "DMG", "SAM"]  # HDUVA has no plain loop
@@ -212,3 +215,25 @@ def test_an_older_record_has_no_column():
     assert "plain loop" not in registry_table(record)
     assert plain_targets(record) == []
     assert isinstance(plain_ratios(record), pd.DataFrame)
+
+
+@pytest.mark.parametrize(
+    "of_vrex, expected",
+    [
+        ([0.5, 0.6, 0.9], "Partly: 1 of 2 algorithms reach the speed of a plain loop. The slowest, "
+         "VREx, is 0.60 times as fast (quartiles 0.55 to 0.75)."),
+        ([1.0, 1.0, 1.0], "Yes: 2 of 2 algorithms reach the speed of a plain loop. The slowest, "
+         "VREx, is 1.00 times as fast (quartiles 1.00 to 1.00)."),
+    ],
+)  # fmt: skip
+def test_the_page_counts_the_algorithms_and_names_the_slowest(of_vrex, expected):
+    record = invented_record()
+    record["processor_seconds"]["library"]["VREx"] = [1.0, 1.0, 1.0]
+    record["processor_seconds"]["plain loop"]["VREx"] = of_vrex
+    assert page_functions("speed_algorithms").slowest_line(record) == expected
+
+
+def test_the_page_says_no_if_no_algorithm_reaches_its_loop():
+    record = invented_record()
+    record["processor_seconds"]["plain loop"]["IRM"] = [0.5, 0.5, 0.5]
+    assert page_functions("speed_algorithms").slowest_line(record).startswith("No: 0 of 1 ")

@@ -164,7 +164,7 @@ def test_the_cost_of_an_update_is_the_median_of_ratios_within_rounds(tmp_path, m
     seconds = {"ERM": [1.0, 2.0, 1.0], "A": [3.0, 2.0, 3.0], "B": [0.5, 1.0, 0.5]}
     record = {"what": "registry", "seconds": {"update": seconds}}
     record["networks"] = {"ERM": "mnist_cnn", "A": "mnist_cnn", "B": "small_vit"}
-    write_record(record, tmp_path / "bench-registry-full.json")
+    write_record(record, tmp_path / "bench-registry.json")
     assert registry_costs() == {"ERM": "1.00", "A": "3.00", "B": "0.50 (small_vit)"}
     assert registry_table(record)["range"].tolist() == ["1.00–1.00", "1.00–3.00", "0.50–0.50"]
     listed = hmoe("list", "--algorithms", folder=tmp_path, HMOE_RESULTS=str(tmp_path)).stdout

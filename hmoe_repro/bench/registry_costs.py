@@ -1145,13 +1145,14 @@ def _processor_seconds(job: Callable) -> float:
     return time.process_time() - started
 
 
-def plain_seconds(jobs: dict[str, ThreeUpdates], rounds: int) -> dict:
+def plain_seconds(jobs: dict[str, ThreeUpdates], rounds: int, say: Callable) -> dict:
     """Time three updates of algorithms and of their plain loops in turn.
 
     Args:
         jobs: algorithm -> its updates. The algorithms are trained further, and those without a
             plain loop are left out.
         rounds: how often both are timed. Every second round begins with the plain loop.
+        say: function that is called with a line about each algorithm.
 
     Returns:
         'library' or 'plain loop' -> algorithm -> processor seconds in each round.
@@ -1169,6 +1170,7 @@ def plain_seconds(jobs: dict[str, ThreeUpdates], rounds: int) -> dict:
                 update(loop, batches)
 
         timed = {"library": job, "plain loop": plain_job}
+        say(f"{name} and its plain loop")
         for one in timed.values():
             one()  # the warm-up
         times = {which: [] for which in timed}
@@ -1191,7 +1193,7 @@ def registry_entries(measured: BenchMeasurement) -> dict:
     for (_, name), job in measured.jobs.items():
         networks[name] = job.algorithm.hparams["network"]
         jobs[name] = job
-    plain = plain_seconds(jobs, measured.rounds)
+    plain = plain_seconds(jobs, measured.rounds, measured.say)
     return {"networks": networks, "processor_seconds": plain}
 
 # %% ../../nbs/10_bench/06_registry_costs.ipynb #def-registry-table
@@ -1250,7 +1252,7 @@ def registry_costs() -> dict[str, str]:
         Times such as '1.25', with the network if it differs from ERM's: '1.25 (gmoe_small8)'. Empty
         without a published record, as in an installed package.
     """
-    path = results_dir() / "bench-registry-full.json"
+    path = results_dir() / "bench-registry.json"
     if not path.exists():
         return {}
     table = registry_table(read_benchmark(path, "registry")).set_index("algorithm")
@@ -1265,4 +1267,5 @@ REGISTRY = Bench(
     entries=registry_entries,
     tables={"An update relative to ERM's": registry_table},
     targets=plain_targets,
+    page="speed_algorithms",
 )
