@@ -2,17 +2,20 @@
 of Table 1 on the embedded digits."""
 
 import re
+import tomllib
 
 import invented
 import numpy as np
+import pandas as pd
 import pytest
 
 from hmoe_repro.algorithms import FAMILIES, algorithm_names, describe_algorithm, get_algorithm
 from hmoe_repro.algorithms.hparams import draw_hparams, merge_hparams, with_network
 from hmoe_repro.analysis.results import frame_of, results
-from hmoe_repro.analysis.tables import best_hparams
+from hmoe_repro.analysis.tables import best_hparams, settings_toml
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.seeds import seed_hash
+from hmoe_repro.core.toml import package_toml
 from hmoe_repro.studies.artefacts import ARTEFACTS
 from hmoe_repro.studies.studies import study_configs
 from hmoe_repro.studies.study_file import STUDIES, read_study
@@ -209,6 +212,24 @@ def test_later_rows_train_on_fresh_seeds_what_their_search_settled_on(study):
     for row in settled.itertuples():
         key = row.algorithm, row.test_domain
         assert found[key] == start[key] | row.changed, key
+
+
+@pytest.mark.parametrize("study", ["sharpness", "mixing"])
+def test_the_choice_of_a_search_is_written_as_the_study_that_trains_it(study):
+    committed = package_toml(f"study_files/quick-{study}.toml")["runs"]
+    of_erm = best_hparams(results("quick-table1-search")).query("algorithm == 'ERM'")
+    joined = pd.concat([of_erm, best_hparams(results(f"quick-{study}-search"))])
+    assert tomllib.loads(settings_toml(joined))["runs"] == committed
+
+
+def test_written_settings_survive_names_texts_and_several_kinds_of_values():
+    values = {"lr": 1e-05, "batch_size": 16, "weights": 'a "b"', "amp": True}
+    rows = [("SAM+CORAL", "photo", values), ("ERM++", "photo", {}), ("ERM", "a b", {"lr": 0.1})]
+    written = settings_toml(pd.DataFrame(rows, columns=["algorithm", "test_domain", "changed"]))
+    assert tomllib.loads(written)["runs"] == [
+        {"test_domains": ["a b"], "hparams": {"ERM": {"lr": 0.1}}},
+        {"test_domains": ["photo"], "hparams": {"SAM+CORAL": values}},
+    ]
 
 
 RATES = (0.003, 0.0012345678, 0.007)

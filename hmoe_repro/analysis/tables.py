@@ -7,9 +7,10 @@ __all__ = ['FEW_TEST_IMAGES', 'row_name', 'complete_rows', 'in_table_order', 'ru
            'domain_order', 'mean_and_error', 'cell_statistics', 'cell_text', 'average_first', 'frame_parts',
            'accuracy_block', 'accuracy_table', 'table_notes', 'samples_word', 'small_test_notes', 'paper_setting',
            'paper_numbers', 'published_table', 'paper_table', 'wall_time_table', 'narrow_results', 'selected_table',
-           'describe_discovery', 'search_table', 'best_hparams']
+           'describe_discovery', 'search_table', 'best_hparams', 'settings_toml']
 
 # %% ../../nbs/07_analysis/04_tables.ipynb #imports
+import json
 import math
 import re
 from importlib import resources
@@ -667,3 +668,36 @@ def best_hparams(frame: pd.DataFrame) -> pd.DataFrame:
     table["default"] = 100 * table.validation_first
     table = table.rename(columns={"hparams_seed": "draw"})
     return table[["algorithm", "test_domain", "draw", "validation", "default", "changed"]]
+
+# %% ../../nbs/07_analysis/04_tables.ipynb #def-settings-toml
+def settings_toml(settled: pd.DataFrame) -> str:
+    """Write the choice of a search as tables `[[runs]]` of a study file.
+
+    Args:
+        settled: rows of `best_hparams`, or of several of its frames joined by `pandas.concat`.
+
+    Returns:
+        TOML for the end of a study file: a table `[[runs]]` for each test domain, in the order of
+        their names, and in it the settings of each algorithm. An algorithm that keeps its
+        defaults is not listed.
+
+    >>> rows = [("ERM", "sketch", {"lr": 0.0012}), ("SAM+CORAL", "photo", {})]
+    >>> print(settings_toml(pd.DataFrame(rows, columns=["algorithm", "test_domain", "changed"])))
+    [[runs]]
+    test_domains = ["photo"]
+    <BLANKLINE>
+    [[runs]]
+    test_domains = ["sketch"]
+    hparams.ERM = { lr = 0.0012 }
+    """
+    tables = []
+    for test_domain, rows in settled.groupby("test_domain"):
+        lines = ["[[runs]]", f"test_domains = [{json.dumps(test_domain)}]"]
+        for row in rows.itertuples():
+            pairs = [f"{name} = {json.dumps(value)}" for name, value in row.changed.items()]
+            bare = re.fullmatch(r"[A-Za-z0-9_-]+", row.algorithm)
+            key = row.algorithm if bare else json.dumps(row.algorithm)
+            if pairs:
+                lines.append(f"hparams.{key} = {{ {', '.join(pairs)} }}")
+        tables.append("\n".join(lines))
+    return "\n\n".join(tables)
