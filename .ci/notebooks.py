@@ -87,13 +87,26 @@ def run_notebook(path, timeout=600, shutdown="graceful", notebook=None):
     return notebook
 
 
+def joined_streams(outputs):
+    "Outputs of a cell in which printed text is whole, however it came from the kernel."
+    joined = []
+    for output in outputs:
+        before = joined[-1] if joined else {}
+        if output.get("name") and output.get("name") == before.get("name"):
+            before["text"] += output["text"]
+        else:
+            joined.append(output)
+    return joined
+
+
 def cleaned(notebook):
     "`notebook` without execution counts, timing metadata, object addresses and stderr."
     from nbdev.clean import clean_nb
 
     for cell in notebook.cells:
         if cell.cell_type == "code":
-            cell.outputs = [o for o in cell.outputs if o.get("name") != "stderr"]
+            printed = [o for o in cell.outputs if o.get("name") != "stderr"]
+            cell.outputs = joined_streams(printed)
     clean_nb(notebook, allowed_cell_metadata_keys=["tags"])
     return notebook
 

@@ -450,6 +450,15 @@ def test_predictions_are_kept_if_wanted_and_change_no_run(place):
     assert of_test.correct.mean() == again.frame.accuracy.item()
 
 
+@pytest.mark.parametrize("display", [True, False])
+def test_progress_is_shown_unless_it_is_not_wanted(place, capsys, display):
+    made = compare(["ERM"], tensors(), test_domains=["a"], display=display)
+    assert made.frame.status.tolist() == ["complete"]
+    printed = "".join(capsys.readouterr())
+    assert ("[1/1] ERM" in printed) == display
+    assert bool(printed) == display
+
+
 def test_a_plan_is_silent_about_a_teacher_that_is_loaded_in_the_constructor():
     taught = []
 

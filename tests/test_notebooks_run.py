@@ -87,6 +87,13 @@ def test_it_runs_within_a_minute_and_shows_what_is_stored(
     assert START + seconds < limit, f"{seconds:.0f} s on {os.cpu_count()} processors"
 
 
+def test_printed_text_is_stored_whole_however_the_kernel_cut_it():
+    printed = [{"name": "stdout", "output_type": "stream", "text": text} for text in "abc"]
+    picture = {"output_type": "display_data", "data": {"image/png": "x"}}
+    whole = printed[0] | {"text": "ab"}
+    assert ci.joined_streams([*printed[:2], picture, printed[2]]) == [whole, picture, printed[2]]
+
+
 def test_what_makes_stored_outputs_old(tmp_path, monkeypatch):
     "The code of the notebook, a module behind it however far, a file that it read, the versions."
     monkeypatch.setattr(ci, "ROOT", tmp_path)

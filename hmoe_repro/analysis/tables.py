@@ -693,10 +693,10 @@ def settings_toml(settled: pd.DataFrame) -> str:
     tables = []
     for test_domain, rows in settled.groupby("test_domain"):
         lines = ["[[runs]]", f"test_domains = [{json.dumps(test_domain)}]"]
-        for row in rows.itertuples():
-            pairs = [f"{name} = {json.dumps(value)}" for name, value in row.changed.items()]
-            bare = re.fullmatch(r"[A-Za-z0-9_-]+", row.algorithm)
-            key = row.algorithm if bare else json.dumps(row.algorithm)
+        for algorithm, changed in zip(rows.algorithm, rows.changed):
+            pairs = [f"{name} = {json.dumps(value)}" for name, value in changed.items()]
+            bare = re.fullmatch(r"[A-Za-z0-9_-]+", algorithm)
+            key = algorithm if bare else json.dumps(algorithm)
             if pairs:
                 lines.append(f"hparams.{key} = {{ {', '.join(pairs)} }}")
         tables.append("\n".join(lines))

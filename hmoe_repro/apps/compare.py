@@ -483,9 +483,9 @@ def compare_frame(frame: pd.DataFrame, baseline: str) -> Comparison:
     return Comparison(accuracy_verdict(frame, baseline), table, differences, frame, notes)
 
 # %% ../../nbs/09_apps/05_compare.ipynb #def-compare
-def _train(configs: list[RunConfig], store: RunStore, jobs, device: str, data_dir):
-    """Train the runs that are not finished, with progress, in parallel if that helps."""
-    options = SweepOptions(store, device, jobs, data_dir)
+def _train(configs: list[RunConfig], store: RunStore, jobs, device: str, data_dir, display=True):
+    """Train the runs that are not finished, in parallel if that helps."""
+    options = SweepOptions(store, device, jobs, data_dir, display=display)
     missing = len(missing_runs(configs, store))
     jobs = min(jobs or default_jobs(options.device), missing)
     sweep(configs, options, jobs=jobs if jobs > 1 else 0)  # a worker takes seconds to start
@@ -530,6 +530,7 @@ def compare(
     data_dir=None,
     classes: Sequence | None = None,
     save_predictions: bool = False,
+    display: bool = True,
     **options,
 ) -> Comparison:
     """Train algorithms on the same splits, test domains and seeds, and compare them.
@@ -558,6 +559,7 @@ def compare(
             A text is the option of this name: 'all', 'intersection' or 'union'.
         save_predictions: whether to keep the logits of all images next to each record, for
             `predictions` and `evaluate`.
+        display: whether to show the progress of the runs.
         options: other fields of `RunOptions`.
 
     Raises:
@@ -583,7 +585,7 @@ def compare(
         classes = None
     name = _registered(data, classes)
     configs = _configs(names, name, test_domains, seeds, options)
-    _train(configs, store, jobs, device, data_dir)
+    _train(configs, store, jobs, device, data_dir, display)
     records = _records(configs, store)
     if save_predictions:
         ensure_all_predictions(records, store, device, data_dir)
