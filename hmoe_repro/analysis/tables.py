@@ -633,6 +633,7 @@ def _changed(before: dict, after: dict) -> dict:
     return changed
 
 
+@public(frame=Results)
 def best_hparams(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the best draw of a search by training-domain validation, and its settings.
 
@@ -670,6 +671,7 @@ def best_hparams(frame: pd.DataFrame) -> pd.DataFrame:
     return table[["algorithm", "test_domain", "draw", "validation", "default", "changed"]]
 
 # %% ../../nbs/07_analysis/04_tables.ipynb #def-settings-toml
+@public
 def settings_toml(settled: pd.DataFrame) -> str:
     """Write the choice of a search as tables `[[runs]]` of a study file.
 
@@ -681,6 +683,9 @@ def settings_toml(settled: pd.DataFrame) -> str:
         their names, and in it the settings of each algorithm. An algorithm that keeps its
         defaults is not listed.
 
+    Raises:
+        HmoeError: if the frame has other columns.
+
     >>> rows = [("ERM", "sketch", {"lr": 0.0012}), ("SAM+CORAL", "photo", {})]
     >>> print(settings_toml(pd.DataFrame(rows, columns=["algorithm", "test_domain", "changed"])))
     [[runs]]
@@ -690,6 +695,10 @@ def settings_toml(settled: pd.DataFrame) -> str:
     test_domains = ["sketch"]
     hparams.ERM = { lr = 0.0012 }
     """
+    absent = {"algorithm", "test_domain", "changed"} - {*settled.columns}
+    if absent:
+        cause = f"the choice of a search has no column {', '.join(sorted(absent))}."
+        raise HmoeError(cause, fix="pass what `best_hparams` returns.")
     tables = []
     for test_domain, rows in settled.groupby("test_domain"):
         lines = ["[[runs]]", f"test_domains = [{json.dumps(test_domain)}]"]
