@@ -37,7 +37,7 @@ PUBLISHED = {}  # profile and first word of a study -> the published studies tha
 for name in sorted(path.stem for path in results_dir().glob("*.jsonl")):
     PUBLISHED.setdefault("-".join(name.split("-")[:2]), []).append(name)
 EMBEDDED = ("smoke-", "quick-")
-PARTLY = {"paper-colored-baselines", "quick-styles-long"}  # published as their runs end
+PARTLY = {"paper-colored-baselines"}  # published as their runs end
 SMALL = """title = "two algorithms"  # a comment, with a = sign
 algorithms = [
     "ERM",

@@ -8,17 +8,15 @@ import math
 from pathlib import Path
 
 import matplotlib
+import matplotlib.pyplot as plt
 import numpy as np
 import report_findings as findings
 import report_numbers as numbers
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 import hmoe_repro as hm
 from hmoe_repro.core.style import PALETTE, use_style
 from hmoe_repro.data.mnist import crossed_cues, embedded_digits
-
-matplotlib.use("svg")
-import matplotlib.pyplot as plt  # noqa: E402
-from matplotlib.patches import FancyArrowPatch, FancyBboxPatch  # noqa: E402
 
 WIDTH = 6.7  # inches, the width of the text
 BLUE, ORANGE, GREEN = PALETTE[0], "#D55E00", PALETTE[2]
