@@ -200,7 +200,7 @@ def test_the_table_trains_on_fresh_seeds_what_its_search_settled_on():
             assert config.hparams == due[config.algorithm, config.test_domains[0]], str(config)
 
 
-@pytest.mark.parametrize("study", ["sharpness", "mixing"])
+@pytest.mark.parametrize("study", ["sharpness", "mixing", "newer"])
 def test_later_rows_train_on_fresh_seeds_what_their_search_settled_on(study):
     configs = study_configs(f"quick-{study}")
     tried = study_configs(f"quick-{study}-search")
@@ -214,7 +214,7 @@ def test_later_rows_train_on_fresh_seeds_what_their_search_settled_on(study):
         assert found[key] == start[key] | row.changed, key
 
 
-@pytest.mark.parametrize("study", ["sharpness", "mixing"])
+@pytest.mark.parametrize("study", ["sharpness", "mixing", "newer"])
 def test_the_choice_of_a_search_is_written_as_the_study_that_trains_it(study):
     committed = package_toml(f"study_files/quick-{study}.toml")["runs"]
     of_erm = best_hparams(results("quick-table1-search")).query("algorithm == 'ERM'")
