@@ -105,10 +105,7 @@ SETTINGS = (
     Setting("DigitStyles", "default, 701 updates", (("quick-styles", DN),), None),
     Setting("DigitStyles", "instance norm, 1,401 updates", (("quick-styles-norm", DN),), None),
     Setting(
-        "DigitStyles",
-        "paper's rate and updates, instance norm",
-        (("quick-styles-long", DN),),
-        None,
+        "DigitStyles", "paper's rate and updates, instance norm", (("quick-styles-long", DN),), None
     ),
 )
 KMEANS = ("features", "style", "statistics")  # weakest last: features, their style, colour
