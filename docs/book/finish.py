@@ -42,8 +42,8 @@ window.fetch = async url => ({text: async () => {
 LOAD = '<script src="_static/search_texts.js"></script>\n</head>'
 
 
-# Marks of names, punctuation and operators. Code is as easy to read without them, and they are a
-# tenth of the site.
+# Marks of names, punctuation and operators, which then have the colour of the text around them.
+# They were a tenth of the site.
 PLAIN = re.compile(r'<span class="(?:n|nn|p|w|o)">([^<]*)</span>')
 MATH = re.compile(r'<(span|div) class="[^"]*\bmath\b[^"]*"[^>]*>(.*?)</\1>', re.S)
 DELIMITERS = re.compile(r"\\[()\[\]]|\$\$")
