@@ -1,6 +1,8 @@
 """An algorithm in a file of one's own: which class is meant, what is said where it is wrong, and
 with which version of the file a run resumes."""
 
+import ast
+import itertools
 import sys
 
 import pytest
@@ -211,6 +213,23 @@ def test_the_hash_is_that_of_what_the_class_reaches(tmp_path, changed, old, new,
     before = key()
     lay_out(tmp_path, changed, old, new)
     assert (key() != before) == other
+
+
+def test_the_hash_is_the_same_where_python_fails_once_at_each_parse(tmp_path, monkeypatch):
+    lay_out(tmp_path)
+    text = (tmp_path / "mine.py").read_text()
+    key = source_of(text, "Mine", tmp_path).key
+    parse = ast.parse
+    calls = itertools.count(1)
+
+    def fails_every_other_time(*arguments, **options):
+        if next(calls) % 2:
+            raise SystemError("AST constructor recursion depth mismatch (before=159, after=180)")
+        return parse(*arguments, **options)
+
+    monkeypatch.setattr(ast, "parse", fails_every_other_time)
+    assert source_of(text, "Mine", tmp_path).key == key
+    assert next(calls) > 4
 
 
 def test_code_that_looks_names_up_at_run_time_counts_as_a_whole(tmp_path):

@@ -224,11 +224,18 @@ def test_the_choice_of_a_search_is_written_as_the_study_that_trains_it(study):
 
 def test_written_settings_survive_names_texts_and_several_kinds_of_values():
     values = {"lr": 1e-05, "batch_size": 16, "weights": 'a "b"', "amp": True}
-    rows = [("SAM+CORAL", "photo", values), ("ERM++", "photo", {}), ("ERM", "a b", {"lr": 0.1})]
+    many = values | {f"weight_of_the_loss_{number}": 0.1 for number in range(5)}
+    rows = [
+        ("SAM+CORAL", "photo", values),
+        ("SAM+IRM", "photo", many),
+        ("ERM++", "photo", {}),
+        ("ERM", "a b", {"lr": 0.1}),
+    ]
     written = settings_toml(pd.DataFrame(rows, columns=["algorithm", "test_domain", "changed"]))
+    assert max(map(len, written.splitlines())) <= 100
     assert tomllib.loads(written)["runs"] == [
         {"test_domains": ["a b"], "hparams": {"ERM": {"lr": 0.1}}},
-        {"test_domains": ["photo"], "hparams": {"SAM+CORAL": values}},
+        {"test_domains": ["photo"], "hparams": {"SAM+CORAL": values, "SAM+IRM": many}},
     ]
 
 

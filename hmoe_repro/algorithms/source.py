@@ -44,10 +44,22 @@ def _plain(node):
     return [type(node).__name__, fields]
 
 
+def _parsed(text: str) -> ast.Module:
+    """Parse a module, a second time if the first fails by a fault of Python 3.11.
+
+    Until 3.11.8, an object with a finalizer that is collected while `ast.parse` runs ends it with
+    "SystemError: AST constructor recursion depth mismatch" (CPython issue 106905).
+    """
+    try:
+        return ast.parse(text)
+    except SystemError:
+        return ast.parse(text)
+
+
 def _tree(text: str):
     """Return the syntax tree of a module as JSON types, or its text if it is not valid Python."""
     try:
-        return _plain(ast.parse(text))
+        return _plain(_parsed(text))
     except (SyntaxError, ValueError):
         return text
 
@@ -484,7 +496,7 @@ def _last_cells(cells: Iterable[str]) -> str:
     statements = []
     for cell in cells:
         try:
-            body = ast.parse(cell).body
+            body = _parsed(cell).body
             statements += [(statement, _segment(cell, statement)) for statement in body]
         except (SyntaxError, ValueError):
             continue
@@ -663,7 +675,7 @@ def _siblings(text: str, folder: Path, depth: int, siblings: dict[str, str]):
     Raises:
         HmoeError: for a module that is imported by a string, or is not valid Python.
     """
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(_parsed(text)):
         if isinstance(node, ast.Call):
             _refuse_import_by_name(node, folder)
         if not isinstance(node, _IMPORTS):
@@ -718,7 +730,7 @@ def _as_relative(node, subset: set[str], dots: str) -> str:
 
 def _relative(text: str, subset: set[str], dots: str) -> str:
     """Return a module's text with relative imports (`_as_relative`) and unchanged line numbers."""
-    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, _IMPORTS)]
+    nodes = [node for node in ast.walk(_parsed(text)) if isinstance(node, _IMPORTS)]
     lines = text.split("\n")
     for node in sorted(nodes, key=lambda n: (n.lineno, n.col_offset), reverse=True):
         new = _as_relative(node, subset, dots)
@@ -764,7 +776,7 @@ def _declared_in_class(node: ast.ClassDef) -> list[tuple[str, str]]:
 def _declared_in(text: str) -> list[tuple[str, str]]:
     """Return the (name, path) of each file that the classes of a module declare."""
     declared = []
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(_parsed(text)):
         if isinstance(node, ast.ClassDef):
             declared += _declared_in_class(node)
     return declared
@@ -820,7 +832,7 @@ def source_of(text: str, name: str, folder: Path, in_file: bool = True) -> Sourc
             declared file that does not exist.
     """
     try:
-        body = ast.parse(text).body
+        body = _parsed(text).body
     except (SyntaxError, ValueError):
         return Source(text)
     importlib.invalidate_caches()  # a module may have been written just now
@@ -863,7 +875,7 @@ def source_in_main(name: str) -> tuple[Source, Path | None]:
     else:
         cause = f"the source of {name} is not available."
         raise HmoeError(cause, fix="define it in a file, or in a cell of a notebook.")
-    if not _named(ast.parse(text).body, name):
+    if not _named(_parsed(text).body, name):
         cause = f"{name} is not defined at the top level of any {unit}."
         raise HmoeError(cause, fix="define it there, outside of functions and %%magic.")
     return source_of(text, name, folder, in_file=False), path

@@ -671,6 +671,9 @@ def best_hparams(frame: pd.DataFrame) -> pd.DataFrame:
     return table[["algorithm", "test_domain", "draw", "validation", "default", "changed"]]
 
 # %% ../../nbs/07_analysis/04_tables.ipynb #def-settings-toml
+_LINE = 100  # characters in a line of a study file
+
+
 @public
 def settings_toml(settled: pd.DataFrame) -> str:
     """Write the choice of a search as tables `[[runs]]` of a study file.
@@ -680,8 +683,9 @@ def settings_toml(settled: pd.DataFrame) -> str:
 
     Returns:
         TOML for the end of a study file: a table `[[runs]]` for each test domain, in the order of
-        their names, and in it the settings of each algorithm. An algorithm that keeps its
-        defaults is not listed.
+        their names, and in it the settings of each algorithm: in one line, or one setting a line
+        where that line would be longer than 100 characters. An algorithm that keeps its defaults
+        is not listed.
 
     Raises:
         HmoeError: if the frame has other columns.
@@ -706,7 +710,10 @@ def settings_toml(settled: pd.DataFrame) -> str:
             pairs = [f"{name} = {json.dumps(value)}" for name, value in changed.items()]
             bare = re.fullmatch(r"[A-Za-z0-9_-]+", algorithm)
             key = algorithm if bare else json.dumps(algorithm)
-            if pairs:
-                lines.append(f"hparams.{key} = {{ {', '.join(pairs)} }}")
+            line = f"hparams.{key} = {{ {', '.join(pairs)} }}"
+            if len(line) > _LINE:
+                lines += [f"hparams.{key}.{pair}" for pair in pairs]
+            elif pairs:
+                lines.append(line)
         tables.append("\n".join(lines))
     return "\n\n".join(tables)
