@@ -865,7 +865,13 @@ def test_the_studies_have_the_length_of_table_1_and_its_rows():
 
 @pytest.mark.parametrize(
     "name, other, added",
-    [("linear-newer", "linear", {"PCL", "iDAG"}), ("newer", "power", {"MatchDG", "GMDG"})],
+    [
+        ("linear-sharpness", "linear", {"SAM", "ASAM", "GSAM", "SAGM", "DISAM"}),
+        ("linear-newer", "linear", {"PCL", "iDAG"}),
+        ("linear-phases", "linear", {"RIDG", "iDAG"}),
+        ("newer", "power", {"MatchDG", "GMDG"}),
+        ("styles", "power", {"MixStyle", "EFDMix"}),
+    ],
 )
 def test_the_studies_of_pacs_share_their_runs_of_erm(name, other, added):
     from hmoe_repro.studies.study_file import read_study
