@@ -209,9 +209,19 @@ def normed(cls, **hparams):
     return type("WithNorm", (cls,), made)(by_hand.SHAPE, 4, 3, SMALL | hparams).double()
 
 
-@pytest.mark.parametrize("cls", [SAM, ASAM, GSAM, SAGM], ids=lambda cls: cls.name)
-def test_batch_norm_keeps_the_statistics_of_the_first_pass(cls):
-    sharp, plain = normed(cls), normed(ERM)
+class Doubled(ERM):
+    "A loss of one's own."
+
+    name = "Doubled"
+
+    def loss(self, minibatches):
+        return {"loss": 2 * super().loss(minibatches)["loss"]}
+
+
+@pytest.mark.parametrize("base", [ERM, Doubled], ids=lambda cls: cls.name)
+@pytest.mark.parametrize("cls", [SAM, ASAM, GSAM, SAGM, DISAM], ids=lambda cls: cls.name)
+def test_batch_norm_keeps_the_statistics_of_the_first_pass(cls, base):
+    sharp, plain = normed(sharpened(cls, base)), normed(base)
     batches = by_hand.draw((4, 4, 4), seed=0)
     sharp.update(batches)
     plain.update(batches)

@@ -7,6 +7,7 @@ __all__ = ['TINY', 'PREPARING', 'Sharpness', 'SAM', 'is_loss_only', 'sharpened',
            'SurrogateGap', 'GSAM', 'GradientMatching', 'SAGM', 'DomainInspired', 'DISAM']
 
 # %% ../../nbs/04_algorithms/24_sharpness.ipynb #imports
+import contextlib
 import inspect
 
 import torch
@@ -284,6 +285,21 @@ class SAGM(GradientMatching, ERM):
     HPARAMS = ERM.HPARAMS | GradientMatching.EXTRA_HPARAMS
 
 # %% ../../nbs/04_algorithms/24_sharpness.ipynb #def-disam
+@contextlib.contextmanager
+def _copied_buffers(module: torch.nn.Module):
+    """Let passes through a module change copies of its buffers, and put the buffers back after."""
+    buffers = []
+    for part in module.modules():
+        buffers += [(part, name, buffer) for name, buffer in part.named_buffers(recurse=False)]
+    for part, name, buffer in buffers:
+        setattr(part, name, buffer.clone())
+    try:
+        yield
+    finally:
+        for part, name, buffer in buffers:
+            setattr(part, name, buffer)
+
+
 class DomainInspired(Sharpness):
     """Step of DISAM: the variance of the domains' losses is subtracted from what is climbed."""
 
@@ -292,12 +308,14 @@ class DomainInspired(Sharpness):
     def first_loss(self, minibatches):
         """Compute the scalars to report, and the loss less lambda times its domains' variance."""
         x, y = concatenate(minibatches)
-        logits = self.predict(x)
-        variance = domain_losses(logits, minibatches).var(unbiased=False)
         if type(self).loss is ERM.loss:
+            logits = self.predict(x)
             losses = {"loss": F.cross_entropy(logits, y)}
         else:
             losses = self.checked_loss(minibatches)
+            with _copied_buffers(self):  # so that batch norm counts one pass
+                logits = self.predict(x)
+        variance = domain_losses(logits, minibatches).var(unbiased=False)
         climbed = losses["loss"] - self.hparams["disam_lambda"] * variance
         return losses | {"variance": variance}, climbed
 
