@@ -91,6 +91,10 @@ SLOTS = {
     "8": (Part("pacs-full", trial_seed=2),),
     "9": (Part("pacs-full-224"),),
     "10": tuple(Part("paper-colored-baselines", (name,)) for name in BASELINES),
+    "11": (Part("pacs-full-newer", ("CutMix", "JiGen")),),
+    "12": (Part("pacs-full-newer", ("DIVA",)),),
+    "13": (Part("pacs-full-newer", ("HDUVA",)),),
+    "14": (Part("pacs-full-newer", ("DIAL",)),),
 }
 SMOKE = {  # what stands for a study in tests
     "paper-colored": "smoke-colored",
@@ -99,6 +103,7 @@ SMOKE = {  # what stands for a study in tests
     "paper-rotated-baselines": "smoke-table1",
     "pacs-full": "smoke-digits",
     "pacs-full-224": "smoke-digits",
+    "pacs-full-newer": "smoke-digits",
 }
 CACHES = {
     "MPLCONFIGDIR": "matplotlib",
