@@ -119,7 +119,7 @@ def test_the_defaults_are_domainbeds():
     assert added == expected | {"urm_discriminator_lr": 1e-3}
     assert URM.HPARAMS["urm_discriminator_lr"].large_image_default == 5e-5
     assert not URM.needs_domain_labels
-    assert URM.family == "averaging"
+    assert URM.family == "anchors"
 
 
 def test_resumed_from_a_file(tmp_path):

@@ -106,7 +106,7 @@ def start_of(variance: float) -> float:
     return math.log(math.expm1(variance - _LEAST_VARIANCE))
 
 # %% ../../nbs/04_algorithms/11_anchors.ipynb #def-miro
-@register("MIRO", paper="Cha et al., 2022", needs_domain_labels=False, family="averaging")
+@register("MIRO", paper="Cha et al., 2022", needs_domain_labels=False, family="anchors")
 class MIRO(ERM):
     """Mutual information regularisation with an oracle (Cha et al., 2022): features stay near those
     of the pretrained network.
@@ -169,7 +169,7 @@ class MIRO(ERM):
 ACTIVATIONS = {"tanh": (nn.Tanh, -1), "relu": (nn.ReLU, 0), "sigmoid": (nn.Sigmoid, 0)}
 
 
-@register("URM", paper="Krishnamachari et al., 2024", needs_domain_labels=False, family="averaging")
+@register("URM", paper="Krishnamachari et al., 2024", needs_domain_labels=False, family="anchors")
 class URM(ERM):
     """Uniform risk minimisation (Krishnamachari et al., 2024): features that a discriminator cannot
     distinguish from uniform noise.
@@ -300,7 +300,7 @@ _DMG = ERM.HPARAMS | declared_hparams("aggregates") | of_large_networks("aggrega
 
 
 @register(
-    "Aggregate", paper="Chattopadhyay et al., 2020", needs_domain_labels=False, family="averaging"
+    "Aggregate", paper="Chattopadhyay et al., 2020", needs_domain_labels=False, family="anchors"
 )
 class Aggregate(Scheduled, ERM):
     """Baseline of DMG (Chattopadhyay et al., 2020, section 4): one model on all training domains.
@@ -318,7 +318,7 @@ class Aggregate(Scheduled, ERM):
 
 # %% ../../nbs/04_algorithms/11_anchors.ipynb #def-multiheaded
 @register(
-    "Multi-Headed", paper="Chattopadhyay et al., 2020", needs_domain_labels=True, family="averaging"
+    "Multi-Headed", paper="Chattopadhyay et al., 2020", needs_domain_labels=True, family="anchors"
 )
 class MultiHeaded(Scheduled):
     """Baseline of DMG (Chattopadhyay et al., 2020, section 4): one head per training domain.
@@ -362,7 +362,7 @@ class MultiHeaded(Scheduled):
         return torch.stack([head(z) for head in self.heads]).mean(0)
 
 # %% ../../nbs/04_algorithms/11_anchors.ipynb #def-lfme
-@register("LFME", paper="Chen et al., 2024", needs_domain_labels=True, family="averaging")
+@register("LFME", paper="Chen et al., 2024", needs_domain_labels=True, family="anchors")
 class LFME(ERM):
     """Learning from multiple experts (Chen et al., 2024): one network, guided by one per domain.
 
@@ -440,7 +440,7 @@ class LabelMap(nn.Module):
         return F.dropout(last(hidden), 0.2)
 
 
-@register("GMDG", paper="Tan et al., 2024", needs_domain_labels=True, family="averaging")
+@register("GMDG", paper="Tan et al., 2024", needs_domain_labels=True, family="anchors")
 class GMDG(MIRO):
     """General objective of multi-domain generalisation (Tan et al., 2024), on top of MIRO.
 

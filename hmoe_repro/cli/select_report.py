@@ -297,6 +297,7 @@ def _benches() -> dict:
     from hmoe_repro.bench.layers import LAYERS
     from hmoe_repro.bench.registry_costs import REGISTRY
     from hmoe_repro.bench.side_by_side import SIDE_BY_SIDE
+    from hmoe_repro.bench.soup_trials import SOUPS
     from hmoe_repro.bench.store_commands import STORE
     from hmoe_repro.bench.sweep_overhead import SWEEPS
     from hmoe_repro.bench.systems import SYSTEMS
@@ -308,6 +309,7 @@ def _benches() -> dict:
         ALGORITHM_COSTS,
         FROZEN_STAGES,
         GROUPINGS,
+        SOUPS,
         REGISTRY,
         SYSTEMS,
         SWEEPS,
@@ -321,8 +323,8 @@ def bench_command(
     what: Annotated[
         str,
         option(
-            "updates, moe, algorithms, registry, frozen, groupings, systems, sweep, store or "
-            "together."
+            "updates, moe, algorithms, registry, frozen, groupings, soups, systems, sweep, "
+            "store or together."
         ),
     ] = "updates",
     rounds: Annotated[int, option("How often everything is measured, in turn.", min=3)] = 7,

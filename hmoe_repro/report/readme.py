@@ -103,6 +103,7 @@ _PARTS_THAT_DEVIATE = {  # folder -> title
     "03_networks": "Networks",
     "04_algorithms": "Algorithms",
     "05_training": "Training",
+    "09_apps": "Applications",
 }
 _DEVIATIONS_HEAD = "| what | paper | here | why |\n|---|---|---|---|"
 
@@ -110,8 +111,8 @@ _DEVIATIONS_HEAD = "| what | paper | here | why |\n|---|---|---|---|"
 def all_deviations() -> str:
     """Return the deviations of all notebooks about the papers' methods, a table for each part.
 
-    The parts are methods, data, networks, algorithms and training. Other parts have no counterpart
-    in the papers. A row with the title of a notebook precedes its deviations.
+    The parts are methods, data, networks, algorithms, training and applications. Other parts have
+    no counterpart in the papers. A row with the title of a notebook precedes its deviations.
     """
     tables = []
     for folder, title in _PARTS_THAT_DEVIATE.items():
