@@ -7,6 +7,7 @@ import re
 from notebooks import (
     LIBRARY,
     PAPER,
+    ROOT,
     cells,
     code_lines,
     directives,
@@ -133,7 +134,7 @@ def test_no_cell_is_long(path):
     assert not {c["id"]: n for c in cells(path, "code") if (n := statement_lines(c)) > 80}
 
 
-@for_each(LIBRARY + PAPER)
+@for_each(LIBRARY + PAPER + sorted(ROOT.glob("figures/*/*.ipynb")))
 def test_links_to_other_files_resolve(path):
     for cell in cells(path, "markdown"):
         for target in LINK.findall(cell["source"]):
