@@ -14,6 +14,7 @@ import pytest
 from notebooks import page_functions
 
 from hmoe_repro.analysis.results import frame_of
+from hmoe_repro.bench.timing import SCALES
 from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.files import results_dir
 from hmoe_repro.core.toml import line_of
@@ -197,6 +198,7 @@ def test_every_study_has_a_page_and_every_page_a_study():
         if profile != "bench"
         for study in artefact_studies(name, profile)
     }
+    pages |= {size["study"] for size in SCALES["soups"].values()}  # shown by a benchmark's page
     waiting = {
         study
         for study in STUDIES
