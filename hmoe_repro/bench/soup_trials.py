@@ -6,6 +6,8 @@
 __all__ = ['SOUPS', 'soup_trials', 'soup_gain', 'soup_table']
 
 # %% ../../nbs/10_bench/13_soup_trials.ipynb #imports
+from collections.abc import Sequence
+
 import pandas as pd
 
 from ..analysis.statistics import Interval, holm, mean_interval
@@ -14,49 +16,63 @@ from .benchmark import Bench, BenchMeasurement
 from ..core.errors import HmoeError
 from ..studies.studies import study_configs
 from ..studies.sweep import sweep
+from ..training.run_config import RunConfig
 
 # %% ../../nbs/10_bench/13_soup_trials.ipynb #def-trials
 def soup_trials(measured: BenchMeasurement) -> dict:
-    """Train the runs of a study where they are missing, and average those of each group.
+    """Train the runs of the studies where they are missing, and average those of each group.
 
-    A round is a trial seed of the study.
+    A round is a trial seed of each study.
 
     Args:
         measured: sizes and number of rounds.
 
     Returns:
-        `soups`, rows of `Soups.table` without the names of the runs.
+        `soups`, rows of `Soups.table` with the study, and without the names of the runs.
 
     Raises:
-        HmoeError: if a run fails.
+        HmoeError: if a run fails, or if the data of a study are not here.
     """
-    size = measured.size
-    configs = study_configs(size.study)
-    seeds = sorted({config.trial_seed for config in configs})[: measured.rounds]
+    runs_of = {}  # checked before a study is trained
+    for study, test_domains in measured.size.studies.items():
+        runs_of[study] = _runs_of_rounds(study, test_domains, measured.rounds)
+    rows = []
+    for study, configs in runs_of.items():
+        outcomes = sweep(configs, jobs=measured.size.jobs, display=False)
+        for run_id, outcome in outcomes.items():
+            if outcome.status != "complete":
+                raise HmoeError(
+                    f"run {run_id} of {study} is {outcome.status}.",
+                    fix="see its reason in `hmoe runs`, and measure again.",
+                )
+        measured.say(f"{len(configs)} runs of {study} are complete")
+        table = soup([config.run_id for config in configs], device="cpu").table
+        table.insert(0, "study", study)
+        rows += table.drop(columns="run_ids").to_dict("records")
+    return {"soups": rows}
+
+
+def _runs_of_rounds(study: str, test_domains: Sequence[str], rounds: int) -> list[RunConfig]:
+    """Return the runs of a study with some test domains and its first trial seeds."""
+    configs = study_configs(study)
+    seeds = sorted({config.trial_seed for config in configs})[:rounds]
     chosen = []
     for config in configs:
-        if config.trial_seed in seeds and config.test_domains[0] in size.test_domains:
+        if config.trial_seed in seeds and config.test_domains[0] in test_domains:
             chosen.append(config)
-    outcomes = sweep(chosen, jobs=size.jobs, display=False)
-    for run_id, outcome in outcomes.items():
-        if outcome.status != "complete":
-            raise HmoeError(
-                f"run {run_id} of {size.study} is {outcome.status}.",
-                fix="see its reason in `hmoe runs`, and measure again.",
-            )
-    measured.say(f"{len(chosen)} runs of {size.study} are complete")
-    table = soup([config.run_id for config in chosen], device="cpu").table
-    return {"soups": table.drop(columns="run_ids").to_dict("records")}
+    return chosen
 
 # %% ../../nbs/10_bench/13_soup_trials.ipynb #def-table
-def soup_gain(record: dict, recipe: str) -> Interval:
+def soup_gain(record: dict, study: str, recipe: str) -> Interval:
     """Return the difference in accuracy of a soup to the best single run, in points.
 
     Args:
         record: record of `SOUPS`.
+        study: one of its studies.
         recipe: 'uniform' or 'greedy'.
     """
     rows = pd.DataFrame(record["soups"])
+    rows = rows[rows.study == study]
     grid = rows.pivot(index=["trial_seed", "test_domain"], columns="recipe", values="accuracy")
     gain = 100 * (grid[recipe] - grid[BEST])
     return mean_interval(gain.unstack("test_domain"))
@@ -69,19 +85,26 @@ def soup_table(record: dict) -> pd.DataFrame:
         record: record of `SOUPS`.
 
     Returns:
-        Rows 'best single', 'uniform' and 'greedy'. The columns are recipe, 'runs averaged' (mean
-        over groups), validation and accuracy in percent, and the difference of the accuracy to the
-        best single run in points: 'minus best', low, high (95 %) and p.
+        Rows 'best single', 'uniform' and 'greedy' for each study. The columns are study, dataset,
+        recipe, 'runs averaged' (mean over groups), validation and accuracy in percent, and the
+        difference of the accuracy to the best single run in points: 'minus best', low, high (95 %)
+        and p.
     """
-    rows = pd.DataFrame(record["soups"])
-    table = rows.groupby("recipe")[["runs", "validation_accuracy", "accuracy"]].mean()
-    table[["validation_accuracy", "accuracy"]] *= 100
-    for recipe in RECIPES:
-        gain = soup_gain(record, recipe)
-        table.loc[recipe, ["minus best", "low", "high", "p"]] = gain[:4]
-    table.loc[list(RECIPES), "p"] = holm(table.p[list(RECIPES)])
-    table = table.loc[[BEST, *RECIPES]].reset_index()
-    return table.rename(columns={"runs": "runs averaged", "validation_accuracy": "validation"})
+    groups = pd.DataFrame(record["soups"]).groupby(["study", "dataset"], sort=False)
+    tables = []
+    for (study, dataset), rows in groups:
+        table = rows.groupby("recipe")[["runs", "validation_accuracy", "accuracy"]].mean()
+        table[["validation_accuracy", "accuracy"]] *= 100
+        for recipe in RECIPES:
+            gain = soup_gain(record, study, recipe)
+            table.loc[recipe, ["minus best", "low", "high", "p"]] = gain[:4]
+        table.loc[list(RECIPES), "p"] = holm(table.p[list(RECIPES)])
+        table = table.loc[[BEST, *RECIPES]].reset_index()
+        table.insert(0, "study", study)
+        table.insert(1, "dataset", dataset)
+        tables.append(table)
+    names = {"runs": "runs averaged", "validation_accuracy": "validation"}
+    return pd.concat(tables, ignore_index=True).rename(columns=names)
 
 # %% ../../nbs/10_bench/13_soup_trials.ipynb #def-bench
 SOUPS = Bench(
