@@ -25,6 +25,7 @@ from hmoe_repro.bench.registry_costs import (
     registry_table,
 )
 from hmoe_repro.bench.timing import judge_target
+from hmoe_repro.core.errors import HmoeError
 from hmoe_repro.core.seeds import seed_everything
 from hmoe_repro.networks.sparse_vit import expert_layers
 
@@ -237,3 +238,13 @@ def test_the_page_says_no_if_no_algorithm_reaches_its_loop():
     record = invented_record()
     record["processor_seconds"]["plain loop"]["IRM"] = [0.5, 0.5, 0.5]
     assert page_functions("speed_algorithms").slowest_line(record).startswith("No: 0 of 1 ")
+
+
+def test_the_page_refuses_a_record_without_plain_loops():
+    measured_ratios = page_functions("speed_algorithms").measured_ratios
+    record = invented_record()
+    assert measured_ratios(record, "new.json").IRM.tolist() == pytest.approx([2.0, 1.5, 0.9])
+    del record["processor_seconds"]
+    with pytest.raises(HmoeError, match="^old.json has no times of plain loops") as caught:
+        measured_ratios(record, "old.json")
+    assert "hmoe bench --what registry" in caught.value.fix

@@ -682,10 +682,10 @@ def settings_toml(settled: pd.DataFrame) -> str:
         settled: rows of `best_hparams`, or of several of its frames joined by `pandas.concat`.
 
     Returns:
-        TOML for the end of a study file: a table `[[runs]]` for each test domain, in the order of
-        their names, and in it the settings of each algorithm: in one line, or one setting a line
-        where that line would be longer than 100 characters. An algorithm that keeps its defaults
-        is not listed.
+        TOML for the end of a study file. It has a table `[[runs]]` for each test domain, in the
+        order of their names, with the settings of each algorithm. These are in one line, or one
+        setting a line where that line would be longer than 100 characters. An algorithm that keeps
+        its defaults is not listed.
 
     Raises:
         HmoeError: if the frame has other columns.

@@ -86,9 +86,9 @@ def soup_table(record: dict) -> pd.DataFrame:
 
     Returns:
         Rows 'best single', 'uniform' and 'greedy' for each study. The columns are study, dataset,
-        recipe, 'runs averaged' (mean over groups), validation and accuracy in percent, and the
-        difference of the accuracy to the best single run in points: 'minus best', low, high (95 %)
-        and p.
+        recipe, 'runs averaged' (mean over groups), validation and accuracy in percent, 'minus
+        best', low, high and p. 'minus best' is the difference of the accuracy to the best single
+        run in points, and low and high are the ends of its 95 % interval.
     """
     groups = pd.DataFrame(record["soups"]).groupby(["study", "dataset"], sort=False)
     tables = []

@@ -152,11 +152,12 @@ class Predictions:
             logits: whether to add a column `logit <class>` for each class.
 
         Returns:
-            Columns id, position (of the image in its domain), domain, role, label and predicted
-            (categories in the order of the classes), correct, probability (of the predicted class),
-            loss (negative log-likelihood of the label, in nats), brier (squared distance of the
-            probabilities from the label), energy (log-sum-exp of the logits), `meta.*` for
-            metadata, and logits if requested.
+            A row for each image, with the columns id, position, domain, role, label, predicted,
+            correct, probability, loss, brier, energy, `meta.*` for metadata, and logits if
+            requested. position is that of the image in its domain. label and predicted are
+            categories in the order of the classes. probability is that of the predicted class. loss
+            is the negative log-likelihood of the label, in nats. brier is the squared distance of
+            the probabilities from the label. energy is the log-sum-exp of the logits.
 
         Raises:
             HmoeError: for an unknown mode.
