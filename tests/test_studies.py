@@ -91,7 +91,7 @@ def _slow_with_real_data(alike):
     return pytest.param(alike, marks=marks)
 
 
-@pytest.mark.parametrize("alike", map(_slow_with_real_data, PUBLISHED))
+@pytest.mark.parametrize("alike", [_slow_with_real_data(alike) for alike in PUBLISHED])
 def test_published_runs_are_those_of_the_file(alike):
     """In content; ids follow from it. Only data can be missing here. Studies that are alike follow
     one another, so that their data are made once."""
