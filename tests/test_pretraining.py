@@ -62,6 +62,9 @@ def test_differences_name_frozen_stages_and_views():
     } <= set(lines)
     lines = protocol_diff(lite0(frozen_stages=0, views=0), "paper-pacs")
     assert not any(line.startswith(("frozen stages", "augmented versions")) for line in lines)
+    lines = protocol_diff(lite0(views="fresh"), "paper-pacs")
+    assert "frozen stages: 5 instead of none" in lines
+    assert not any(line.startswith("augmented versions") for line in lines)
 
 
 def test_claims_have_both_forms_and_say_which_verdicts_change(tmp_path):

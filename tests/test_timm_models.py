@@ -367,6 +367,8 @@ def test_views_without_frozen_stages_are_refused():
     with pytest.raises(HmoeError, match="no stage.*views=0.*frozen_stages"):
         check_timm(frozen_stages=0, views=2)
     with pytest.raises(HmoeError, match="no stage is"):
+        check_timm(frozen_stages=0, views="fresh")
+    with pytest.raises(HmoeError, match="no stage is"):
         algorithm_of("ERM", views=2)
     check_timm(frozen_stages="all", views=2), check_timm(frozen_stages=1, views=2), check_timm()
 
@@ -600,7 +602,13 @@ def test_rows_are_computed_once_and_with_the_interpolation(folder, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "encoder, views", [("small", 0), pytest.param("image", 2, marks=pytest.mark.slow), ("style", 1)]
+    "encoder, views",
+    [
+        ("small", 0),
+        ("small", "fresh"),
+        pytest.param("image", 2, marks=pytest.mark.slow),
+        ("style", 1),
+    ],
 )
 def test_hmoe_on_frozen_stages_trains_and_resumes_bitwise(folder, tmp_path, encoder, views):
     def stop(step, steps):
@@ -703,6 +711,43 @@ def test_every_algorithm_trains_on_rows_or_says_why_not(name, stages):
     with torch.no_grad():
         on_rows, on_images = (algorithm.predict(given[0][0]) for given in (rows, images))
     torch.testing.assert_close(on_rows, on_images, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", ["CutMix", "JiGen", "DIAL", "DIVA", "HDUVA"])
+def test_algorithms_that_need_pixels_train_with_stages_computed_in_each_update(name):
+    algorithm = algorithm_of(name, frozen_stages=4, views="fresh")
+    start = copy.deepcopy(algorithm.state_dict())
+    for _ in range(2):
+        losses = algorithm.update(random_batches(3, (3, 32, 32), 4, 0, 4))
+        assert torch.tensor(losses["loss"]).isfinite()
+    moved = {key for key, v in algorithm.state_dict().items() if not torch.equal(v, start[key])}
+    assert [key for key in moved if "body." in key]
+    assert not [key for key in moved if ".frozen." in key]
+
+
+def test_a_perturbation_of_images_goes_through_frozen_stages():
+    whole = algorithm_of("DIAL", freeze_bn="yes")
+    cut = algorithm_of("DIAL", freeze_bn="yes", frozen_stages=4, views="fresh")
+    cut.classifier.load_state_dict(whole.classifier.state_dict())
+    frozen, body = freeze_stages(
+        whole.featurizer.body, 4, whole.featurizer.rescale, (3, 32, 32), SMALL
+    )
+    cut.featurizer.frozen = frozen
+    cut.featurizer.body = body
+    (x, y), *_ = random_batches(1, (3, 32, 32), 4, 0, 4)
+    torch.manual_seed(0)
+    expected = whole.adversarial(x, y)
+    torch.manual_seed(0)
+    torch.testing.assert_close(cut.adversarial(x, y), expected)
+    assert not torch.allclose(expected, x, atol=1e-3)
+    assert not any(value.requires_grad for value in frozen.buffers())
+
+
+def test_stages_computed_in_each_update_leave_the_images(folder):
+    images = ImageDataset(scan_tree(folder, "samples"), 32, workers=0)
+    rows = with_precomputed(images, algorithm_of("ERM", frozen_stages=3))
+    assert rows is not images
+    assert with_precomputed(images, algorithm_of("ERM", frozen_stages=3, views="fresh")) is images
 
 
 @pytest.mark.parametrize("name", ["ERM", "HMOE-DN", "MIRO", "SWAD"])

@@ -17,6 +17,7 @@ from . import tools
 from .base import ERM, concatenate, register
 from ..core.errors import HmoeError
 from ..networks.search_space import declared_hparams
+from ..networks.timm_models import FRESH
 
 # %% ../../nbs/04_algorithms/08_robustness.ipynb #def-mixup
 @register("Mixup", paper="Yan et al., 2020", needs_domain_labels=True, family="robustness")
@@ -201,19 +202,22 @@ class SagNet(ERM):
         return {"loss": content, "style": style, "adversarial": adversarial}
 
 # %% ../../nbs/04_algorithms/08_robustness.ipynb #def-images-only
-def images_only(hparams: dict, claim: str):
-    """Raise an error if first stages are frozen, because their outputs then replace images.
+def images_only(hparams: dict, claim: str, other: str = ""):
+    """Raise an error if outputs of frozen stages are computed beforehand and replace images.
 
     Args:
         hparams: all hyper-parameters.
         claim: first clause of the error, which says why images are needed.
+        other: a further fix, such as 'or use Mixup'.
 
     Raises:
-        HmoeError: if any stage is frozen.
+        HmoeError: if any stage is frozen, unless `views` is 'fresh'.
     """
-    if hparams.get("frozen_stages"):
+    if hparams.get("frozen_stages") and hparams.get("views") != FRESH:
+        fixes = ["set frozen_stages=0", "or views=fresh to compute them in each update", other]
         raise HmoeError(
-            f"{claim}, and frozen stages are computed beforehand.", fix="set frozen_stages=0."
+            f"{claim}, and frozen stages are computed beforehand.",
+            fix=", ".join(filter(None, fixes)) + ".",
         )
 
 
@@ -242,7 +246,7 @@ class DIAL(ERM):
 
     @classmethod
     def check_domains(cls, num_domains, hparams):
-        """Raise `HmoeError` for frozen stages, and as `Algorithm.check_domains`."""
+        """Raise `HmoeError` as `images_only`, and as `Algorithm.check_domains`."""
         super().check_domains(num_domains, hparams)
         images_only(hparams, "DIAL perturbs images anew in each update")
 

@@ -105,7 +105,7 @@ class JiGen(ERM):
 
     @classmethod
     def check_domains(cls, num_domains, hparams):
-        """Raise `HmoeError` for frozen stages, and as `Algorithm.check_domains`."""
+        """Raise `HmoeError` as `images_only`, and as `Algorithm.check_domains`."""
         super().check_domains(num_domains, hparams)
         images_only(hparams, "JiGen shuffles the tiles of images anew in each update")
 

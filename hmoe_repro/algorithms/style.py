@@ -20,7 +20,7 @@ from torch import nn
 
 from . import tools
 from .base import ERM, concatenate, register
-from .robustness import Mixup
+from .robustness import Mixup, images_only
 from ..core.errors import HmoeError, check_choice
 from ..core.toml import package_toml
 from ..networks.backbones import BACKBONES
@@ -408,15 +408,10 @@ class CutMix(ERM):
 
     @classmethod
     def check_domains(cls, num_domains, hparams):
-        """Raise `HmoeError` for frozen stages, and as `Algorithm.check_domains`."""
+        """Raise `HmoeError` as `images_only`, and as `Algorithm.check_domains`."""
         super().check_domains(num_domains, hparams)
-        if hparams.get("frozen_stages"):
-            raise HmoeError(
-                "CutMix cuts images anew in each update, so frozen stages cannot be computed "
-                "beforehand.",
-                fix="set frozen_stages=0, or use IntraDomainMixup or Mixup, which mix outputs of "
-                "frozen stages.",
-            )
+        mixes_outputs = "or use IntraDomainMixup or Mixup, which mix outputs of frozen stages"
+        images_only(hparams, "CutMix cuts images anew in each update", mixes_outputs)
 
     def cut(self, x, partner) -> tuple[torch.Tensor, float]:
         """Paste one random box of x[partner] into x (B, C, H, W), in place.

@@ -22,6 +22,7 @@ from ..data.benchmarks import KNOWN
 from ..data.loader import IMAGE_OPTIONS
 from ..data.registry import DATASETS
 from ..networks.search_space import as_text
+from ..networks.timm_models import FRESH
 from ..studies.search import rank
 from ..studies.studies import read_study
 from ..training.protocols import PROTOCOLS, parse_evaluate_option
@@ -196,7 +197,7 @@ def _run_settings(frame: pd.DataFrame) -> pd.DataFrame:
     frozen = table.get("hparams.frozen_stages", absent).fillna(0)
     for name in _WHOLE:
         values = table.get(f"hparams.{name}", absent).astype(object)
-        table[name] = values.where(frozen.ne(0))
+        table[name] = values.where(frozen.ne(0)).replace(FRESH, _WHOLE["views"])
     for name, default in IMAGE_OPTIONS.items():
         values = [of_run.get(name, default) for of_run in options]
         table[name] = pd.Series(values, table.index, object).where(photographs)

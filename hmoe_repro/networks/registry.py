@@ -106,10 +106,10 @@ def _of_rows(make: Callable[..., nn.Module], *tables: str) -> Network:
 
 
 def check_timm(frozen_stages=0, views=0, **options):
-    """Raise `HmoeError` for precomputed augmented views (`views`) without frozen stages."""
+    """Raise `HmoeError` for `views` without frozen stages."""
     if views and not frozen_stages:
         raise HmoeError(
-            "views are computed beforehand by frozen stages, and no stage is frozen.",
+            "views say how frozen stages are computed, and no stage is frozen.",
             fix="set views=0 (images are augmented as they are read), or set frozen_stages.",
         )
 

@@ -31,7 +31,7 @@ from ..data.loader import ImageDataset, common_classes
 from ..data.precomputed import PrecomputedDataset
 from ..data.registry import kept_data, load_dataset, recorded_dataset
 from ..networks.precision import set_precision
-from ..networks.timm_models import FrozenPart
+from ..networks.timm_models import FRESH, FrozenPart
 from .planning import data_seed
 from .protocols import select_training_domains
 from .run_config import RunConfig
@@ -100,13 +100,16 @@ def with_precomputed(data: DomainDataset, algorithm: Algorithm) -> DomainDataset
     """Return the data set on which an algorithm trains.
 
     It is the data set itself or, if parts of the algorithm are frozen, the rows of features that
-    these parts compute from its images.
+    these parts compute from its images. With the hyper-parameter `views` = 'fresh' it is always
+    the data set itself, and frozen parts are computed in each update.
 
     Raises:
         HmoeError: for augmented views of images that do not come from files.
     """
     parts = [part for part in algorithm.modules() if isinstance(part, FrozenPart)]
     views = algorithm.hparams.get("views", 0)
+    if views == FRESH:
+        return data
     if parts and isinstance(data, ImageDataset):
         precomputed = PrecomputedDataset(data, parts, views)
         return cast(DomainDataset, precomputed)  # what it lacks comes from the images
