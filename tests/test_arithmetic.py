@@ -4,6 +4,7 @@ and the same bits on another vendor's processor."""
 import multiprocessing
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import warnings
@@ -89,6 +90,27 @@ def test_a_process_begins_with_its_variables_and_its_parent_keeps_its_own(monkey
             assert seen["ATEN_CPU_CAPABILITY"] == "default"
             assert "MKL_CBWR" not in seen
     assert dict(os.environ) == before
+
+
+PARENT = """
+import multiprocessing
+from hmoe_repro.core.determinism import begin_process
+work = "import time; print('working', flush=True); time.sleep(60)"
+context = multiprocessing.get_context("spawn")
+worker = context.Process(target=begin_process, args=({}, "builtins", "exec", (work,)))
+worker.start()
+worker.join()
+"""
+
+
+@pytest.mark.parametrize("killed_by", [signal.SIGTERM, signal.SIGKILL], ids=lambda s: s.name)
+def test_a_worker_ends_with_its_parent(killed_by):
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout.readline() == "working\n"
+    parent.send_signal(killed_by)
+    rest, _ = parent.communicate(timeout=20)  # until the worker, too, has closed its output
+    assert parent.returncode == -killed_by
+    assert not rest
 
 
 def test_too_late_changes_nothing_and_says_so(monkeypatch):

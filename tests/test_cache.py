@@ -251,6 +251,20 @@ def test_two_processes_build_once(root):
     assert len([n for n in listing(tree) if n.endswith(".u8")]) == 1
 
 
+def test_caches_of_two_sizes_are_built_at_the_same_time(root):
+    tree = scan_tree(root)
+    others = []
+
+    def build_another(done, total):
+        if not others:
+            others.append(open_cache(tree, 12))
+
+    rows = open_cache(tree, 8, on_progress=build_another)
+    assert torch.equal(normalise(pixels(rows)), direct(tree, 8))
+    assert torch.equal(normalise(pixels(others[0])), direct(tree, 12))
+    assert [n for n in listing(tree) if n.endswith(".part")] == []
+
+
 def test_files_that_change_during_a_build_are_refused(root):
     tree = scan_tree(root)
     with pytest.raises(HmoeError, match="changed while"):

@@ -4,13 +4,16 @@
 
 # %% auto #0
 __all__ = ['PORTABLE', 'DETERMINISM_MODES', 'THREADS', 'with_determinism', 'set_determinism', 'process_variables',
-           'begin_process', 'determinism_in_use', 'device_determinism', 'warn_of_determinism']
+           'end_with_parent', 'begin_process', 'determinism_in_use', 'device_determinism', 'warn_of_determinism']
 
 # %% ../../nbs/00_core/06_determinism.ipynb #imports
 import contextlib
 import importlib
+import multiprocessing
 import os
 import sys
+import threading
+import time
 import warnings
 
 from .errors import HmoeError, check_choice, public
@@ -76,11 +79,29 @@ def process_variables(determinism: str) -> dict[str, str]:
     return with_determinism(determinism, {}) | dict.fromkeys(THREADS, "1")
 
 
+def end_with_parent(parent: int):
+    """Start a thread that ends this process within a second of the end of its parent.
+
+    Without it, a worker whose parent is killed computes on, and nobody reads its results.
+
+    Args:
+        parent: ID of the parent process.
+    """
+
+    def wait_for_the_end():
+        """End this process when another one has become its parent."""
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(0)
+
+    threading.Thread(target=wait_for_the_end, daemon=True).start()
+
+
 def begin_process(variables: dict[str, str], module: str, function: str, arguments: tuple):
     """Set the variables of this new process, then call a function of the library.
 
-    It is the target of a `multiprocessing.Process`. Module and function are given by name, so that
-    nothing is imported before the variables are set.
+    It is the target of a `multiprocessing.Process`, and ends with its parent. Module and function
+    are given by name, so that nothing is imported before the variables are set.
 
     Args:
         variables: environment variables by name.
@@ -89,6 +110,9 @@ def begin_process(variables: dict[str, str], module: str, function: str, argumen
         arguments: its positional arguments.
     """
     os.environ.update(variables)
+    parent = multiprocessing.parent_process()
+    if parent is not None and parent.pid is not None:
+        end_with_parent(parent.pid)
     return getattr(importlib.import_module(module), function)(*arguments)
 
 # %% ../../nbs/00_core/06_determinism.ipynb #def-in-use

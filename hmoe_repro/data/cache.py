@@ -393,9 +393,9 @@ def _changed(tree: ImageTree) -> HmoeError:
 
 def _build(tree: ImageTree, target: Path, shape: tuple, how: str, decoding: str, on_progress):
     """Decode and resize every image into the file `target`. Unreadable images become black."""
-    part = target.with_name(f".{cache_stem(tree)}.part")
-    writer = RowWriter(target, row_size=math.prod(shape[1:]), rows=shape[0], part=part)
     resolution = shape[1]
+    part = target.with_name(f".{_of_size(tree, resolution, how, decoding)}.part")
+    writer = RowWriter(target, row_size=math.prod(shape[1:]), rows=shape[0], part=part)
 
     def write_image(row, image):
         writer.write(row, np.asarray(square(image, resolution, how)).tobytes())

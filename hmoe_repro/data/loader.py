@@ -12,7 +12,6 @@ import functools
 import hashlib
 import os
 import signal
-import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from joblib.externals.loky import get_reusable_executor
 from PIL import Image
 
 from ..core.config import CONFIG
+from ..core.determinism import end_with_parent
 from ..core.devices import on_device
 from ..core.errors import HmoeError, check_choice, listed
 from ..core.metadata import Column, hash_meta
@@ -94,16 +94,9 @@ def decode_task(task: dict) -> np.ndarray:
 # %% ../../nbs/02_data/07_loader.ipynb #def-pool
 def _begin(parent: int):
     """Set up a worker process that ends when its parent process (ID `parent`) has ended."""
-
-    def end_with_parent():
-        """Wait for the end of the parent, then end this process."""
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os._exit(0)
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    end_with_parent(parent)
 
 
 def _pool(workers: int):

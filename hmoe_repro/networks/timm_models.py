@@ -314,8 +314,9 @@ class FrozenPart(nn.Module):
         """Return outputs (B, *shape) for images (B, C, H, W) or for rows (B, P)."""
         if x.dim() == 2:
             return self._from_rows(x)
-        by_input = torch.is_grad_enabled() and x.requires_grad  # for an adversarial perturbation
-        with torch.set_grad_enabled(by_input):
+        if x.requires_grad:  # an adversarial perturbation climbs through the stages
+            return self.compute(x)
+        with torch.no_grad():
             return self.compute(x)
 
     def _from_rows(self, x):
