@@ -22,6 +22,7 @@ from hmoe_repro.analysis.published import (
     paper_line,
     published_rows,
     stated_contrast,
+    undertrained_line,
     verdict_lines,
 )
 from hmoe_repro.analysis.results import frame_of
@@ -147,6 +148,13 @@ def test_an_undertrained_row_is_compared_and_named():
     assert caveat.startswith("Undertrained (under 80 %")
     assert "HMOE-DN 50 %" in caveat
     assert verdict_lines(frame[frame.algorithm != "ERM"], "ERM")[0].startswith("No verdict")
+
+
+def test_a_row_just_below_the_limit_does_not_round_to_it():
+    frame = whole("RotatedMNIST", algorithms=("ERM",), validation=0.7962)
+    assert "under 80.0 %" in undertrained_line(frame)
+    assert "ERM 79.6 %" in undertrained_line(frame)
+    assert undertrained_line(whole("RotatedMNIST", algorithms=("ERM",), validation=0.8)) == ""
 
 
 def test_a_table_has_one_stated_contrast():
