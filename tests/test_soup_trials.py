@@ -97,7 +97,7 @@ def test_each_study_has_its_own_correction():
 
 def test_the_runs_of_a_group_start_alike_and_differ_in_their_rates():
     configs = study_configs("quick-soups")
-    assert set(SCALES["soups"]["full"]["studies"]) == {"quick-soups"}
+    assert set(SCALES["soups"]["full"]["studies"]) == {"quick-soups", "pacs-soups"}
     assert len(configs) == 8 * 4 * 3
     assert {config.hparams_seed for config in configs} == {0}
     for trial_seed in (4, 5, 6):
